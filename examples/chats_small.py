@@ -191,7 +191,7 @@ def main() -> None:
     for place in places[:3]:
         print(f"    {rows[place]['prompt']} -> {rows[place]['response']}")
     if project.recommended is None:
-        print("Recommended: change nothing.", project.about["recommendation"]["reason"])
+        print("Recommended: change nothing.", project.info.recommendation.reason)
         return
     print("Recommended:", project.recommended.what)
     verdict = dross.judge(given.out, seeds=given.seeds)

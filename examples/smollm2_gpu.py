@@ -60,7 +60,7 @@ def main() -> None:
         f"{sum(worst)} of the {len(worst)} most harmful of {len(learned)} training examples have a "
         f"wrong answer ({sum(learned) / len(learned):.0%} of all have)."
     )
-    print("Recommended:", project.recommended or project.about["recommendation"]["reason"])
+    print("Recommended:", project.recommended or project.info.recommendation.reason)
     remove = None if project.recommended is not None else sum(learned)
     verdict = dross.judge(given.out, remove=remove, seeds=seeds)
     print(f"{verdict.verdict.capitalize()}. {verdict.sentence}")

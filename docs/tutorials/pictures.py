@@ -40,7 +40,7 @@ print(
 # label is wrong, and what it resembles.
 worst = int(table["score"].idxmin())
 print(table.loc[worst, ["source", "label", "prediction", "score", "wrong", "action"]].to_string())
-print("similar training images:", table.loc[project.why(worst)["similar"], "source"].tolist())
+print("similar training images:", table.loc[project.why(worst).similar, "source"].tolist())
 
 # %% Does it help?
 verdict = dross.judge("runs/digits", quick=True, progress=False)

@@ -34,7 +34,7 @@ project = dross.clean(
     "tumours.csv", "diagnosis", labels="annotated", out="runs/tumours", progress=False
 )
 print(project.recommended)
-print(project.about["recommendation"]["reason"])
+print(project.info.recommendation.reason)
 for name, figure in project.recommended.figures.items():
     low, high = figure.interval
     print(f"{name}: {figure.before:.3f} -> {figure.after:.3f} ({low:+.3f} to {high:+.3f})")

@@ -51,7 +51,7 @@ for id in sure:
 
 # %% Telling words
 # Where models learn words, the reasons name them.
-for word, weight in project.why(int(table["score"].idxmin()))["words"][:5]:
+for word, weight in project.why(int(table["score"].idxmin())).words[:5]:
     print(f"{word:10} {weight:+.2f}")
 
 # %% Does it help?

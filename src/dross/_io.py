@@ -295,8 +295,7 @@ def write_table(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest
-_SEALED = "sealed"  # beside it: damage to one of the two names does not hide the seal
+_SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest
 
 
 def digest_bytes(raw: bytes) -> str:
@@ -323,22 +322,18 @@ def digest_files(root: Path, names: Iterable[str]) -> str:
 
 def seal(value: dict[str, Any]) -> dict[str, Any]:
     """The same JSON object with a digest of itself, so that damage to it is noticed."""
-    return value | {_SEALED: True, SEAL: _digest_json(value)}
+    return value | {_SEAL: digest_json(value)}
 
 
 def break_seal(value: dict[str, Any]) -> dict[str, Any] | None:
-    """A sealed object without its digest; None if it is not the one that was sealed.
-
-    An object without a seal is returned as it is: earlier versions did not seal.
-    """
-    content = {key: entry for key, entry in value.items() if key not in (_SEALED, SEAL)}
-    if len(content) == len(value):
-        return content
-    return content if value.get(SEAL) == _digest_json(content) and value.get(_SEALED) else None
+    """A sealed object without its digest; None if it is not the one that was sealed."""
+    content = {key: entry for key, entry in value.items() if key != _SEAL}
+    return content if value.get(_SEAL) == digest_json(content) else None
 
 
-def _digest_json(value: dict[str, Any]) -> str:
-    as_read = json.loads(json.dumps(value))  # tuples are lists, keys are texts
+def digest_json(value: Any) -> str:
+    """The digest of a value that JSON can hold; tuples count as lists, keys as texts."""
+    as_read = json.loads(json.dumps(value))
     return digest_bytes(json.dumps(as_read, sort_keys=True).encode())
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from dross._io import seal
 from dross.cleaning.plans import Figure, PlanResult, Recommendation
-from dross.cleaning.project import Project
+from dross.cleaning.project import Begun, Project
+from dross.cleaning.project_files import write_sealed
 
 QUICK = {"repeats": 2, "epochs": 8, "lr": 0.05, "check": 4, "progress": False}
 
@@ -71,16 +72,28 @@ def small_table(path: Path, count: int = 150, **more) -> Path:
 def copy_project(folder: Path, to: Path) -> Path:
     """A copy of a folder with inputs and the project `run`, whose paths lead to the copy."""
     shutil.copytree(folder, to)
-    for name in ("begun.json", "project.json"):
-        edit_json(to / "run" / name, lambda text: text.replace(str(folder), str(to)))
-    return to / "run"
+    run = to / "run"
+    edit_json(run / "project.json", lambda text: text.replace(str(folder), str(to)))
+    write_sealed(run / "begun.json", Begun(Project.open(run).info.job))
+    return run
 
 
 def edit_json(path: Path, change: Callable[[str], str]) -> None:
     """Change the text of one of a project's JSON files, as somebody who can seal it anew."""
-    about = json.loads(change(path.read_text()))
-    content = {key: value for key, value in about.items() if key not in ("sealed", "sha256")}
-    path.write_text(json.dumps(content if content == about else seal(content)))
+    content = json.loads(change(path.read_text()))
+    content.pop("sha256", None)
+    path.write_text(json.dumps(seal(content)))
+
+
+def change_json(path: Path, change: Callable[[dict], object]) -> None:
+    """Change the content of one of a project's JSON files in place, and seal it anew."""
+
+    def rewrite(text: str) -> str:
+        content = json.loads(text)
+        change(content)
+        return json.dumps(content)
+
+    edit_json(path, rewrite)
 
 
 def set_in_json(path: Path, **values) -> None:

@@ -1,6 +1,7 @@
 """Input that cannot be used, or is not what it should be, as a person meets it: by commands."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -9,7 +10,7 @@ import pytest
 import dross
 from dross._figures import encode_png
 from dross.cleaning.findings import describe_recommendation
-from dross.cleaning.plans import PlanResult, find_vanished
+from dross.cleaning.plans import PlanResult, Recommendation, find_vanished
 from dross.cleaning.project import Project
 from dross.cli.app import main
 from tests.cleaning.made_inputs import QUICK, small_table
@@ -138,9 +139,9 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
             what="remove 3",
             figures={},
         )
-        said = {"state": "recommended", "reason": "", "recommended": "p", "plans": [plan.to_json()]}
-        about = project.about | {"recommendation": said}
-        return describe_recommendation(about, project.instances)[1]
+        said = Recommendation([plan], "p", "recommended", "")
+        info = replace(project.info, recommendation=said)
+        return describe_recommendation(info, project.instances)[1]
 
     assert "it leaves no training instance of 'yew', and no model can predict it then" in words(
         yew, []
@@ -191,7 +192,7 @@ def test_odd_labels_end_in_a_finished_project_that_loses_nothing(tmp_path, case,
     validation = of_validation(*two_classes(50, 1))
     options = FEW | {"validation": validation, "labels": labels, "out": tmp_path / "run"}
     project = dross.clean(x, y, **options)
-    recommendation = project.about["recommendation"]
+    recommendation = project.info.recommendation
     assert recommendation["reason"].endswith(".") and len(recommendation["reason"]) > 20
     assert len(project.instances) == 140 and len(project.label_table) == 50
     assert (project.folder / "report.html").exists()
@@ -209,7 +210,7 @@ def test_very_many_classes(tmp_path):
     names = np.array([f"c{k:02d}" for k in range(60)], dtype=object)
     project = dross.clean(x, names[y], task="classification", out=tmp_path / "run", **FEW)
     assert len(project.classes) == 60 and np.isfinite(project.instances["wrong"]).all()
-    assert project.about["recommendation"]["state"] != ""
+    assert project.info.recommendation.state != ""
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dross
+from dross._io import seal
 from dross.cleaning import examine
 from dross.cleaning.checked_labels import CheckedLabels, make_rows, project_rows, read_used
 from dross.cleaning.duplicates import no_copies
@@ -16,7 +17,6 @@ from dross.cleaning.findings import describe_checked, describe_checks
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.plans import Recommendation
 from dross.cleaning.project import Project
-from dross.cleaning.project_files import write_sealed
 from dross.cleaning.reopen import reopen_data
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import interrupted
@@ -48,10 +48,10 @@ def test_wrong_validation_labels_are_listed_the_likeliest_first(cleaned, cluster
     every = cleaned.label_table
     assert len(every) == 90 and set(every.index[every["rank"] >= 0]) == set(listed.index)
     assert list(every["label"]) == list(cleaned.validation[" label"])
-    labels = cleaned.about["checked_labels"]
-    assert labels["part"] == "validation" and labels["count"] == 90 and labels["checked"] == 0
-    assert labels["to_check"] == len(listed) and not labels["trusted"]
-    assert f"Check {len(listed)} validation labels" in describe_checks(cleaned.about)
+    labels = cleaned.info.checked_labels
+    assert labels.part == "validation" and labels.count == 90 and labels.checked == 0
+    assert labels.to_check == len(listed) and not cleaned.info.options.validation_is_clean
+    assert f"Check {len(listed)} validation labels" in describe_checks(cleaned.info)
     assert listed["source"].iloc[0] in (cleaned.folder / "report.html").read_text()
 
 
@@ -67,14 +67,14 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     project, said = again()
     assert "Using 3 checked labels: 1 right, 1 corrected, 1 wrong." in said
     assert json.loads((runs / "run-0" / "manifest.json").read_text())["id"] == tape
-    assert project.about["checked_labels"]["checked"] == 3
+    assert project.info.checked_labels.checked == 3
     assert not np.allclose(project.instances["score"], before["score"])
     every = project.label_table
     assert every.loc[[right, wrong, other], "checked"].tolist() == ["right", "wrong", "relabelled"]
     assert every.loc[right, "wrong"] == 0 and len(every) == 90
     assert not set(project.labels_to_check.index) & decided.keys()
     assert np.isnan(every.loc[wrong, "wrong"]) and every.loc[wrong, "prediction"] == ""
-    hurt = [entry[0] for id in range(240) for entry in project.why(id)["hurts"]]
+    hurt = [hurt.id for id in range(240) for hurt in project.why(id).hurts]
     assert hurt and wrong not in hurt and max(hurt) > 80  # ids are those of the whole part
     assert project.decisions.current() == {4: ("remove", None)}
     assert project.decisions.current("validation") == decided
@@ -108,15 +108,15 @@ def test_an_interrupted_call_goes_on_and_decisions_are_safe(cleaned, again, monk
     cleaned.decisions.record({int(cleaned.labels_to_check.index[1]): ("keep", None)})
     project, _ = again()
     assert project.decisions.current("validation") == decided
-    assert project.about["checked_labels"]["checked"] == 1
+    assert project.info.checked_labels.checked == 1
 
 
 def test_too_few_labels_and_labels_of_other_data_are_refused(cleaned, again):
     cleaned.decisions.record(dict.fromkeys(range(85), ("remove", None)), part="validation")
-    before = cleaned.about["made"]
+    before = cleaned.info.made
     with pytest.raises(InvalidInput, match="Only 5 of 90 validation labels are left"):
         again()
-    assert Project.open(cleaned.folder).about["made"] == before  # nothing is lost
+    assert Project.open(cleaned.folder).info.made == before  # nothing is lost
     cleaned.decisions.undo()
     cleaned.decisions.record({90: ("keep", None)}, part="validation")
     with pytest.raises(InputChanged, match="only 90 validation"):
@@ -220,7 +220,7 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
         assert found.instances.loc[id, ["wrong", "action"]].tolist() == [0, "keep"]
     assert found.instances.loc[other, ["action", "prediction"]].tolist() == ["relabel", label]
     assert (found.instances.loc[[wrong, other], ["wrong", "confidence"]] == 1).all(axis=None)
-    assert found.about["checked_labels"]["checked"] == 4
+    assert found.info.checked_labels.checked == 4
     assert found.label_table.loc[other, "checked"] == "relabelled"
     assert not set(found.labels_to_check.index) & decided.keys()
     copy = pandas.read_csv(dross.export(found.folder, tmp_path / "copy.csv").cleaned)
@@ -231,7 +231,7 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     again()
     assert "Everything is there already" in said[-1]
     found.decisions.undo()
-    assert again().about["checked_labels"]["checked"] == 0
+    assert again().info.checked_labels.checked == 0
 
 
 def test_checked_labels_are_kept_where_the_project_is_made_anew(one):
@@ -264,7 +264,7 @@ def test_what_a_person_said_is_done_even_if_no_plan_is_recommended(one, monkeypa
     assert plan.removed.tolist() == [9] and plan.relabelled == {7: label}
     done = dross.export(found.folder, tmp_path / "copy.csv")
     assert (done.removed, done.relabelled, done.written) == (1, 1, 159)
-    assert (found.folder / "report.html").exists() and "Nothing helps." in str(found.about)
+    assert (found.folder / "report.html").exists() and "Nothing helps." in str(found.info)
 
 
 def test_checks_are_drawn_once_and_their_weights_are_used_later(one, monkeypatch):
@@ -280,34 +280,35 @@ def test_checks_are_drawn_once_and_their_weights_are_used_later(one, monkeypatch
     (project.folder / "checks.json").unlink()
     found = again()
     assert np.isnan(seen[0]).all() and found.labels_to_check.index.tolist() == [11, 4, 30]
-    assert "Check 3 labels (about 1 minute) with dross review" in describe_checks(found.about)
+    assert "Check 3 labels (about 1 minute) with dross review" in describe_checks(found.info)
     found.decisions.record({4: ("keep", None)}, part="validation")
     found = again()
     assert seen[1][[11, 4, 30]].tolist() == [2.0, 5.0, 9.0] and np.isnan(seen[1]).sum() == 157
     assert found.labels_to_check.index.tolist() == [11, 30]  # one is done
-    assert describe_checks(found.about).startswith("Check 2 labels")
-    assert describe_checked(found.about).startswith("You checked 1 label: 0 were wrong.")
+    assert describe_checks(found.info).startswith("Check 2 labels")
+    assert describe_checked(found.info).startswith("You checked 1 label: 0 were wrong.")
 
 
 @pytest.mark.parametrize(
-    "kept", [{"drawn": [["x", 1.0]]}, {"drawn": 7}, {"drawn": [[10**9, 1.0]]}, {}]
+    "kept", [{"weights": {"x": 1.0}}, {"weights": 7}, {"weights": {str(10**9): 1.0}}, {}]
 )
 def test_a_list_of_checks_that_dross_did_not_write_does_no_harm(one, kept):
     project, again = one[0], one[3]
     (project.folder / "project.json").unlink()
-    write_sealed(project.folder / "checks.json", kept)
+    (project.folder / "checks.json").write_text(json.dumps(seal(kept)))
     assert len(again().instances) == 160
 
 
 @pytest.mark.parametrize(
-    "rows", [7, [[3]], [["x", "keep", None]], [[3, "undecided", None]], [[3, "relabel", 5]]]
+    "labels", [7, [[3]], {"x": ["keep", None]}, {"3": ["keep"]}, {"3": ["relabel", 5]}]
 )
-def test_checked_labels_that_dross_did_not_write_are_damage(one, rows):
+def test_checked_labels_that_dross_did_not_write_are_damage(one, labels):
     project = one[0]
-    write_sealed(project.folder / "checked.json", {"labels": rows})
-    with pytest.raises(CorruptFile, match=r"checked\.json is not as dross writes it"):
+    path = project.folder / "checked.json"
+    path.write_text(json.dumps(seal({"labels": labels})))
+    with pytest.raises(CorruptFile, match=r"checked\.json is damaged"):
         read_used(project.folder, reopen_data(project))
-    write_sealed(project.folder / "checked.json", {"labels": [[10**6, "keep", None]]})
+    path.write_text(json.dumps(seal({"labels": {str(10**6): ["keep", None]}})))
     with pytest.raises(InputChanged, match="decides about instance 1000000"):
         read_used(project.folder, reopen_data(project))
 

@@ -22,9 +22,9 @@ def clean_again(folder, *more):
     parts = [
         word for part, path in other_parts(folder.parent).items() for word in (f"--{part}", path)
     ]
-    options = dross.Project.open(folder).about["options"]
+    options = dross.Project.open(folder).info.options
     names = ("model", "repeats", "lr", "epochs", "batch_size", "check")
-    words = [(f"--{name.replace('_', '-')}", options[name]) for name in names]
+    words = [(f"--{name.replace('_', '-')}", getattr(options, name)) for name in names]
     given = [word for pair in words if pair[1] is not None for word in pair]
     where = [folder.parent / "train.csv", "--label", "kind", "--out", folder]
     return invoke("clean", *where, *given, *parts, *more)
@@ -35,7 +35,7 @@ def test_the_result_of_clean_is_one_json_object(little):
     assert said.exit_code == 0 and "Everything is there already" in said.stderr
     found, project = json.loads(said.stdout), dross.Project.open(little)
     assert found["folder"] == str(project.folder) and found["dross"] == dross.__version__
-    assert found["classes"] == project.classes and found["counts"] == project.about["counts"]
+    assert found["classes"] == project.classes and found["counts"] == project.info.counts
     assert [plan["name"] for plan in found["plans"]] == [plan.name for plan in project.plans]
     recommended = project.recommended
     if recommended is None:

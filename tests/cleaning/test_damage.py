@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import dross
 from dross.cleaning import pipeline as pipeline
 from dross.cleaning import write_project
 from dross.cleaning.project import DIGESTED, Project
+from dross.cleaning.project_files import to_json
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
-from tests.cleaning.made_inputs import QUICK, interrupted, other_parts, set_in_json
+from tests.cleaning.made_inputs import QUICK, change_json, interrupted, other_parts, set_in_json
 from tests.cleaning.test_untouched import contents
 from tests.test_io import leave_temporary_files
 
@@ -31,7 +33,7 @@ def use_everything(run):
     """Read all that a project has to say."""
     project = Project.open(run)
     rows = [table.to_csv() for table in (project.instances, project.content, project.validation)]
-    return project.about, rows, [project.why(id) for id in range(10)], project.verdicts()
+    return project.info, rows, [project.why(id) for id in range(10)], project.verdicts()
 
 
 @pytest.mark.parametrize("name", [*DIGESTED, "project.json", "verdicts/1-2.json"])
@@ -52,7 +54,7 @@ def test_no_flipped_bit_goes_unnoticed(little, name):
             assert str(little) in str(error)  # it says where
         else:
             assert found == expected  # white space in a JSON file, say
-    assert project.about["digests"].keys() == set(DIGESTED)
+    assert project.info.digests.keys() == set(DIGESTED)
 
 
 RUN_SCORES = "runs/run-0-scores.safetensors"
@@ -73,9 +75,8 @@ def test_the_same_command_mends_a_damaged_project(little, name, damage):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x80]) + raw[place + 1 :])
     if name in BEFORE_THE_END:
         (little / "project.json").unlink()
-    after = clean(little).about, *use_everything(little)[1:]
-    changing = {"seconds", "made"}
-    same = lambda about: {key: about[key] for key in about if key not in changing}
+    after = clean(little).info, *use_everything(little)[1:]
+    same = lambda info: to_json(replace(info, seconds=0.0, made=""))
     assert same(after[0]) == same(before[0]) and after[1:] == before[1:]
     assert Project.open(little).decisions.current() == {3: ("keep", None)}
 
@@ -105,15 +106,10 @@ def test_what_is_missing_is_made_again(little, name):
     assert "there already" in said[-1]
 
 
-def test_a_project_of_an_earlier_version_is_made_anew_and_keeps_its_decisions(little):
-    """It has suggestions of another kind, and digests of other files."""
+def test_a_project_whose_project_json_lacks_something_is_made_anew_and_keeps_its_decisions(little):
     Project.open(little).decisions.record({3: ("remove", None)})
     expected = use_everything(little)[1:]
-    path = little / "project.json"
-    about = json.loads(path.read_text())
-    new = ("sealed", "sha256", "digests", "recommendation", "noise", "labels", "checked_labels")
-    old = {key: about[key] for key in about if key not in new}
-    path.write_text(json.dumps(old | {"suggested": {"m": 0, "what": "", "reason": ""}}))
+    change_json(little / "project.json", lambda content: content.pop("recommendation"))
     with pytest.raises(CorruptFile, match="Run dross clean again; your decisions are kept"):
         Project.open(little)
     said = []
@@ -121,21 +117,22 @@ def test_a_project_of_an_earlier_version_is_made_anew_and_keeps_its_decisions(li
     assert not any("there already" in line for line in said)
     assert use_everything(little)[1:] == expected
     assert Project.open(little).decisions.current() == {3: ("remove", None)}
-    set_in_json(little / "begun.json", options__rounds=1)
-    set_in_json(path, options__rounds=1)
+
+
+def test_other_options_are_another_job(little):
+    Project.open(little).decisions.record({3: ("remove", None)})
     with pytest.raises(InvalidInput, match="other settings"):
-        clean(little)
-    clean(little, overwrite=True)
+        clean(little, repeats=2)
+    clean(little, repeats=2, overwrite=True)
     assert list(little.glob("decisions-*.sqlite"))  # set aside, not deleted
 
 
 def test_project_json_that_lacks_something(little):
-    for key in ("request", "recipe", "options", "classes"):
+    for key in ("request", "training", "options", "classes"):
         about = json.loads((little / "project.json").read_text())
-        for value in (None, 3, {"unknown": 1}):
-            set_in_json(little / "project.json", **{key: value})
-            with pytest.raises(CorruptFile, match=r"project\.json"):
-                dross.judge(little, remove=3, seeds=2, progress=False)
+        set_in_json(little / "project.json", **{key: 3})
+        with pytest.raises(CorruptFile, match=r"project\.json"):
+            dross.judge(little, remove=3, seeds=2, progress=False)
         (little / "project.json").write_text(json.dumps(about))
 
 
@@ -145,11 +142,11 @@ CLEAN = """
 import sys
 from pathlib import Path
 import dross
-from dross.cleaning import clean
+from dross.cleaning import pipeline
 def wait(*_):
     print("inside", flush=True)
     sys.stdin.read()
-clean.find_recipe = wait
+pipeline.find_recipe = wait
 dross.clean(sys.argv[1], "kind", out=sys.argv[2], seed=5, progress=False)
 """
 
@@ -182,7 +179,7 @@ def test_results_of_another_request_are_not_reported(little, monkeypatch):
 
     def replaced(*given, **options):
         project = run(*given, **options)
-        set_in_json(project.folder / "project.json", options__runs=7)
+        set_in_json(project.folder / "project.json", options__repeats=7)
         return Project.open(project.folder)
 
     monkeypatch.setattr(pipeline, "write_project", replaced)

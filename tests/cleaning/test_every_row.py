@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import dross
 from dross import cli
 from dross.cleaning.inputs import Request, prepare
-from dross.cleaning.job import Job, Options
+from dross.cleaning.job import Job
 from dross.cleaning.project import Project
+from dross.cleaning.project_info import JobInfo, Options
 from dross.cleaning.reopen import reopen_data
 from tests.cleaning.made_labels import CLASSES, QUICK, make_part
 
@@ -46,7 +47,7 @@ def one(_made, tmp_path):
 def test_the_whole_file_is_the_training_part(one):
     project, flipped, frame = one
     count = len(frame)
-    assert project.about["counts"] == {"train": count, "validation": 0, "test": 0}
+    assert project.info.counts == {"train": count, "validation": 0, "test": 0}
     instances = project.instances
     assert instances["source"].tolist() == [f"row {k + 2}" for k in range(count)]
     assert instances["label"].tolist() == frame["tree"].tolist()
@@ -68,7 +69,7 @@ def test_what_models_say_of_a_row_does_not_come_from_its_label(one):
 def test_rows_of_the_whole_file_are_edited(one):
     project, flipped, frame = one
     plan = project.recommended
-    assert plan is not None and project.about["recommendation"]["state"] == "recommended"
+    assert plan is not None and project.info.recommendation.state == "recommended"
     edited = np.array(sorted([*plan.removed, *plan.relabelled]))
     assert flipped[edited].mean() > 0.9 and len(edited) > 0.5 * flipped.sum()
     # all over the file, not in some part of it
@@ -108,9 +109,9 @@ def test_a_run_says_nothing_about_what_it_held_out(one):
     assert sum(learned) == learned_in.sum() < 3 * len(frame)
     assert (learned_in == 2).sum() == pytest.approx(0.75 * len(frame), abs=3)
     assert (project.instances["harmful_in"] <= learned_in).all()
-    hurt = [(id, project.why(id)["hurts"]) for id in range(len(frame))]
+    hurt = [(id, project.why(id).hurts) for id in range(len(frame))]
     assert any(found for _, found in hurt)
-    assert all(other != id for id, found in hurt for other, *_ in found)
+    assert all(other.id != id for id, found in hurt for other in found)
 
 
 def test_duplicates_are_held_out_together(one):
@@ -144,7 +145,9 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     project = one[0]
     (line,) = [line for line in said if line.startswith("Labels: ")]
     assert line.startswith("Labels: annotated. Somebody judged each instance")
-    assert project.about["labels"] == "annotated" and project.about["labels_assumed"] is False
+    assert (
+        project.info.training.labels == "annotated" and project.info.options.labels == "annotated"
+    )
     assert "--labels annotated" in (project.folder / "report.html").read_text()
     words = ["clean", str(folder / "all.csv"), "--label=tree", "--repeats=1", "--epochs=2"]
     words += ["--lr=0.1", "--check=1", "--model=linear", "--out"]
@@ -153,8 +156,8 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     assert printed.exit_code == 0
     assumed = "Labels: observed (assumed, change it with `labels` as annotated). They are what"
     assert assumed in " ".join(printed.output.split())
-    about = json.loads((out / "project.json").read_text())
-    assert about["labels"] == "observed" and about["labels_assumed"] is True
+    info = dross.Project.open(out).info
+    assert info.training.labels == "observed" and info.options.labels is None
     with pytest.raises(dross.InvalidInput, match="Did you mean 'annotated'"):
         dross.clean(folder / "all.csv", "tree", out=out, labels="anotated", **QUICK)
 
@@ -167,10 +170,12 @@ def test_texts_are_assumed_to_be_annotated(tmp_path, kind, column):
     )
     frame.to_csv(tmp_path / "t.csv", index=False)
     request = Request(str(tmp_path / "t.csv"), "tree", **column)
-    job = Job(request, Options(), prepare(request), "", {}, tmp_path, False, print)
+    info = JobInfo(request=request, options=Options(), digest="", input_files={})
+    job = Job(info, prepare(request), tmp_path, False, print)
     assert job.prepared.source.kind == kind
     assert job.labels == ("annotated" if kind == "text" else "observed")
-    assert replace(job, options=Options(labels="observed")).labels == "observed"
+    observed = replace(info, options=Options(labels="observed"))
+    assert replace(job, info=observed).labels == "observed"
 
 
 def test_other_labels_are_another_job(_made, one):
@@ -187,7 +192,7 @@ def test_a_test_file_stays_as_it_is(_made, tmp_path):
     frame.to_csv(tmp_path / "test.csv", index=False)
     options = QUICK | {"repeats": 1, "test": str(tmp_path / "test.csv")}
     project = dross.clean(folder / "all.csv", "tree", out=tmp_path / "run", **options)
-    assert project.about["counts"] == {"train": 200, "validation": 0, "test": 60}
+    assert project.info.counts == {"train": 200, "validation": 0, "test": 60}
     data = reopen_data(project)
     assert data.part("test").labels.tolist() == y.tolist()
     assert len(project.instances) == 200 and set(project.classes) == set(CLASSES)

@@ -1,9 +1,9 @@
 """Features of pretrained models and of the user's own: what models learn of pictures and texts."""
 
 import importlib.util
-import json
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,9 +18,10 @@ from dross.cleaning import features as kept
 from dross.cleaning.explain import find_reasons
 from dross.cleaning.features import Encoding, encode_again, standardize
 from dross.cleaning.inputs import Request, prepare
-from dross.cleaning.job import Job, Options
+from dross.cleaning.job import Job
 from dross.cleaning.modality import data_digest
 from dross.cleaning.model_choice import Encoder, choose_backbone, find_recipe, list_candidates
+from dross.cleaning.project_info import JobInfo, Options
 from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.training import Recipe
@@ -50,7 +51,8 @@ def draw_pictures(folder, count=20, side=16, seed=0, moving=False):
 def make_job(request, options=None, folder=None):
     data, options = prepare(request), options or Options()
     backbone, _ = choose_backbone(request, options, data)
-    return Job(request, options, data, "d", {}, folder, False, lambda _: None, backbone)
+    info = JobInfo(request=request, options=options, digest="d", input_files={})
+    return Job(info, data, folder, False, lambda _: None, backbone)
 
 
 def candidates(*given):
@@ -75,9 +77,9 @@ def test_pictures_are_learnt_by_the_features_of_a_pretrained_model(photos):
     project = dross.Project.open(folder / "run")
     choice = next(line for line in said if line.startswith("Held-out loss"))
     assert "mlp on features of efficientnet-lite0" in choice and "mlp on pixels" in choice
-    assert choice in project.about["notes"]
-    assert project.about["encoding"]["backbone"] == "efficientnet-lite0"
-    assert project.about["recipe"]["inputs"] == [1280]
+    assert choice in project.info.notes
+    assert project.info.training.encoding.backbone == "efficientnet-lite0"
+    assert project.info.training.recipe.inputs == (1280,)
     assert list((folder / "run" / "pictures").glob("train-*.png"))  # the page shows the pictures
 
 
@@ -85,8 +87,8 @@ def test_pixels_are_learnt_where_they_are_better(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     pictures = draw_pictures(tmp_path / "pics")  # each pixel tells the class
     project = dross.clean(pictures, out=tmp_path / "run", **FEW)
-    assert project.about["recipe"]["inputs"] == [3, 16, 16]
-    assert any("Taken: mlp on pixels" in note for note in project.about["notes"])
+    assert project.info.training.recipe.inputs == (3, 16, 16)
+    assert any("Taken: mlp on pixels" in note for note in project.info.notes)
     assert reopen_inputs(project)[0].shape == (3, 16, 16)
 
 
@@ -121,7 +123,7 @@ def test_kept_features_that_are_damaged_are_noticed_and_computed_again(photos, t
         reopen_inputs(dross.Project.open(tmp_path / "run"))
     (tmp_path / "run" / "project.json").unlink()
     project = dross.clean(photos[0] / "pics", out=tmp_path / "run", **PATIENT)
-    assert reopen_inputs(project)[0].encoding == project.about["encoding"]
+    assert reopen_inputs(project)[0].encoding == project.info.training.encoding
 
 
 def test_another_backbone_is_another_job(photos):
@@ -198,7 +200,7 @@ def test_weights_that_cannot_be_read_are_told_in_a_sentence(tmp_path, monkeypatc
     with pytest.raises(InvalidInput, match=r"weights of the backbone efficientnet-lite0.*gone"):
         dross.clean(pictures, out=tmp_path / "run", **FEW)
     project = dross.clean(pictures, out=tmp_path / "run", backbone="none", **FEW)
-    assert project.about["recipe"]["model"] == "cnn"
+    assert project.info.training.recipe.model == "cnn"
 
 
 def test_without_a_pretrained_model_pictures_are_learnt_from_scratch(tmp_path, monkeypatch):
@@ -307,8 +309,8 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
     own = write_features(tmp_path / "own.npy", kinds + rng.normal(0, 0.1, (50, 4)))
     options = FEW | {"epochs": 8, "lr": 0.1}
     project = dross.clean(pictures, out=tmp_path / "run", features=own, **options)
-    assert project.about["recipe"]["inputs"] == [4]
-    assert project.about["recipe"]["model"] in ("linear", "mlp")
+    assert project.info.training.recipe.inputs == (4,)
+    assert project.info.training.recipe.model in ("linear", "mlp")
     assert list((tmp_path / "run" / "pictures").glob("train-*.png"))
     assert (project.instances["prediction"] == project.instances["label"]).mean() > 0.9
     assert torch.equal(reopen_inputs(project)[0].x["train"], reopen_inputs(project)[0].x["train"])
@@ -317,8 +319,7 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
         reopen_inputs(project)[0]
     with pytest.raises(InvalidInput, match="other data"):
         dross.clean(pictures, out=tmp_path / "run", features=own, **options)
-    said = json.loads((tmp_path / "run" / "project.json").read_text())
-    assert said["request"]["features"] == str(own)
+    assert project.info.request.features == str(own)
 
 
 # --- tables ---
@@ -339,9 +340,9 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
     said, options = [], QUICK | {"repeats": 1, "check": 1, "epochs": 20, "lr": 0.1}
     rings = write_rings(tmp_path / "rings.csv", 240)
     project = dross.clean(rings, "kind", out=tmp_path / "run", say=said.append, **options)
-    assert project.about["recipe"]["model"] == "mlp"
+    assert project.info.training.recipe.model == "mlp"
     (choice,) = [line for line in said if line.startswith("Held-out loss: linear")]
-    assert choice.endswith("Taken: mlp.") and choice in project.about["notes"]
+    assert choice.endswith("Taken: mlp.") and choice in project.info.notes
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 12))
     kind = np.where(x[:, 0] - x[:, 1] + 1.5 * rng.logistic(size=300) > 0, "up", "down")
@@ -353,14 +354,14 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
 def test_a_project_is_encoded_again_by_the_version_that_made_it(tmp_path):
     rings = write_rings(tmp_path / "rings.csv")
     project = dross.clean(rings, "kind", out=tmp_path / "run", **FEW)
-    assert any("logarithmic scale: wealth" in note for note in project.about["notes"])
-    request = project.about["request"]
-    assert request["encoder"] == 2
-    old = prepare(Request(**{k: v for k, v in request.items() if k != "encoder"}))
+    assert any("logarithmic scale: wealth" in note for note in project.info.notes)
+    request = project.info.request
+    assert request.encoder == 2
+    old = prepare(replace(request, encoder=1))
     new = reopen_inputs(project)[0]
     assert torch.equal(new.x["train"][:, :2], old.x["train"][:, :2])
     assert not torch.equal(new.x["train"], old.x["train"])
-    assert data_digest(new) == project.about["digest"] != data_digest(old)
+    assert data_digest(new) == project.info.digest != data_digest(old)
 
 
 # --- texts ---
@@ -390,7 +391,7 @@ def test_tfidf_embeddings_and_both_are_tried_and_the_best_is_taken(tmp_path):
         assert f"linear {tried}" in choice
     assert "Taken: linear on" in choice
     data, recipe = reopen_inputs(project)
-    assert data.shape == recipe.inputs and data.encoding == project.about["encoding"]
+    assert data.shape == recipe.inputs and data.encoding == project.info.training.encoding
     verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, quick=True, progress=False)
     assert verdict.seeds == 2
 
@@ -457,7 +458,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path):
             dross.judge(project.folder, remove=2, seeds=2, device=name, progress=False)
     assert not (tmp_path / "no").exists()
     assert dross.judge(project.folder, remove=2, seeds=2, device="cpu", progress=False).seeds == 2
-    assert "device" not in project.about["recipe"] and "device" not in project.about["options"]
+    assert "device" not in vars(project.info.training.recipe) | vars(project.info.options)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

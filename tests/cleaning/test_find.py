@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from dross._figures import encode_png
-from dross.cleaning.duplicates import find_copies
+from dross.cleaning.duplicates import CopyCounts, find_copies
 from dross.cleaning.inputs import Request, prepare
 
 
@@ -55,14 +55,7 @@ def test_copies_between_and_within_parts_are_found_and_ordered(tmp_path):
         (5, "train", 50, True),
         (5, "train", 300, True),
     ]
-    assert counts == {
-        "test": 2,
-        "validation": 1,
-        "train": 6,
-        "groups": 3,
-        "conflicting": 2,
-        "natural": 0,
-    }
+    assert counts == CopyCounts(test=2, validation=1, train=6, groups=3, conflicting=2)
     assert 0 < copies.table["distance"][4] < 0.1 and copies.table["distance"].iloc[-1] == 0
     assert copies.content["mean radius"].iloc[0] == copies.content["mean radius"].iloc[1]
     assert copies.table["source"][1] == "test: row 171"
@@ -73,7 +66,7 @@ def test_copies_between_and_within_parts_are_found_and_ordered(tmp_path):
 def test_a_table_without_copies_has_none(tmp_path):
     cancer().to_csv(tmp_path / "all.csv", index=False)
     copies, counts = find(tmp_path / "all.csv", "target")
-    assert len(copies) == 0 and not any(counts.values())
+    assert len(copies) == 0 and counts == CopyCounts()
 
 
 @pytest.mark.parametrize("values, columns", [(2, 6), (3, 8), (4, 10)])
@@ -86,7 +79,7 @@ def test_equal_rows_of_few_values_are_natural_and_counted(tmp_path, values, colu
     frame.assign(kind=np.where(kind == 1, "a", "b")).to_csv(tmp_path / "all.csv", index=False)
     copies, counts = find(tmp_path / "all.csv", "kind")
     repeated = frame.duplicated(keep=False).sum()
-    assert len(copies) == 0 and counts["natural"] == repeated
+    assert len(copies) == 0 and counts.natural == repeated
 
 
 def test_numbers_twice_are_no_conflict_of_a_regression(tmp_path):
@@ -94,7 +87,7 @@ def test_numbers_twice_are_no_conflict_of_a_regression(tmp_path):
     again = frame.iloc[:5].assign(size=[600.0, 601, 602, 603, 604])
     parts = write_parts(tmp_path, pandas.concat([frame[:400], again]), frame[400:480], frame[480:])
     _, counts = find(tmp_path / "train.csv", "size", task="regression", **parts)
-    assert counts["train"] == 10 and counts["conflicting"] == 0
+    assert counts.train == 10 and counts.conflicting == 0
 
 
 def test_cells_that_are_not_learnt_do_not_hide_a_copy(tmp_path):
@@ -137,7 +130,7 @@ def test_texts_but_for_blanks_and_with_a_word_changed(tmp_path):
 def test_short_texts_are_equal_by_nature_and_unknown_words_say_nothing(tmp_path):
     texts = [*make_texts(300), *["thank you word5"] * 20, *(f"unknown{k} " * 9 for k in range(20))]
     copies, counts = find(write_texts(tmp_path / "all.csv", texts), "label", text="text")
-    assert len(copies) == 0 and counts["natural"] == 20
+    assert len(copies) == 0 and counts.natural == 20
 
 
 def test_pictures_by_their_pixels_and_with_a_little_noise(tmp_path):
@@ -159,7 +152,7 @@ def test_pictures_by_their_pixels_and_with_a_little_noise(tmp_path):
         len(set(zip(*names))) <= 2
         for names in (stems[copies.table["group"] == k].T.values for k in range(len(copies)))
     )
-    assert len(copies) == 40 == counts["groups"] and counts["train"] == 80
+    assert len(copies) == 40 == counts.groups and counts.train == 80
     assert counts["test"] == counts["validation"] == 0
 
 
@@ -168,7 +161,7 @@ def test_more_equal_ones_than_neighbours_are_one_group(tmp_path):
     frame.to_csv(tmp_path / "all.csv", index=False)
     copies, counts = find(tmp_path / "all.csv", "target")
     assert len(copies) == 1 and len(copies.table) == 51
-    assert counts["train"] == 51 and counts["groups"] == 1
+    assert counts.train == 51 and counts.groups == 1
 
 
 def test_a_table_of_a_few_different_rows_has_none(tmp_path):

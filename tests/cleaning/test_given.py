@@ -48,7 +48,7 @@ def test_another_process_judges_and_exports_what_was_given(arrays, tmp_path):
         assert out.written == 191 and out.removed == 9
     read = pandas.read_csv(tmp_path / "cleaned.csv")
     assert read.columns.tolist() == ["x0", "x1", "x2", "x3", "label"] and len(read) == 191
-    assert not any("tmp" in str(value) for value in arrays.about["request"].values())
+    assert not any("tmp" in str(value) for value in vars(arrays.info.request).values())
 
 
 def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
@@ -109,7 +109,7 @@ def test_a_frame_with_parts_of_its_own(tmp_path):
     frame.index = pandas.Index([f"r{k}" for k in range(len(frame))], name="key")
     parts = {"validation": frame.iloc[120:190], "test": frame.iloc[190:]}
     project = dross.clean(frame.iloc[:120], "kind", out=tmp_path / "run", **parts, **SMALL)
-    assert project.about["counts"] == {"train": 120, "validation": 70, "test": 70}
+    assert project.info.counts == {"train": 120, "validation": 70, "test": 70}
     cleaned = project.cleaned(remove=7)
     assert len(cleaned) == 113 and cleaned.index.name == "key"
     assert cleaned.equals(frame.loc[cleaned.index])  # the kept rows, as they were
@@ -125,7 +125,7 @@ def test_pictures_as_a_tensor(tmp_path):
     x[y == 1] += 0.5
     pair = (x[:40], y[:40])
     project = dross.clean(x, y, test=pair, out=tmp_path / "run", **SMALL | {"model": "mlp"})
-    assert project.about["kind"] == "images"
+    assert project.info.kind == "images"
     picture = project.picture("train", 0)
     assert picture is not None and picture.startswith(b"\x89PNG")
     shutil.move(tmp_path / "run", tmp_path / "moved")
@@ -170,8 +170,8 @@ def test_pictures_in_an_array_are_seen_by_a_backbone(tmp_path):
     rest = rng.random((10, 16, 16), dtype=np.float32), np.repeat([0, 1], 5)
     options = SMALL | {"backbone": "efficientnet-lite0"}
     project = dross.clean(x, y, test=rest, out=tmp_path / "run", **options)
-    assert project.about["encoding"]["inputs"] == "features"
-    assert project.about["recipe"]["inputs"] == [1280]
+    assert project.info.training.encoding.inputs == "features"
+    assert project.info.training.recipe.inputs == (1280,)
     moved = project.folder.rename(tmp_path / "moved")
     assert dross.judge(moved, remove=3, seeds=2, quick=True, progress=False).removed == 3
     with_model = "sklearn:LogisticRegression"  # it learns the same features
@@ -184,8 +184,8 @@ def test_arrays_with_features_of_ones_own(tmp_path):
     own = np.concatenate([x, x**2], axis=1)
     np.save(tmp_path / "own.npy", own)
     project = dross.clean(x, y, features=tmp_path / "own.npy", out=tmp_path / "run", **SMALL)
-    assert project.about["recipe"]["inputs"] == [8]
-    assert set(project.about["input_files"]) == {"data", "features"}
+    assert project.info.training.recipe.inputs == (8,)
+    assert set(project.info.input_files) == {"data", "features"}
     assert dross.judge(tmp_path / "run", remove=3, seeds=2, quick=True, progress=False).removed == 3
     np.save(tmp_path / "own.npy", own + 1)
     with pytest.raises(InputChanged, match=r"own\.npy has changed"):

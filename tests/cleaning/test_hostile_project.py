@@ -225,7 +225,7 @@ def test_more_than_could_ever_be_done_is_refused_at_once(evil):
 
 @pytest.mark.parametrize("name", ["train.csv", "validation.csv", "test.csv"])
 def test_a_changed_cell_of_an_ignored_column_is_refused(little, name):
-    assert "note" in str(Project.open(little).about["notes"])  # it is ignored
+    assert "note" in str(Project.open(little).info.notes)  # it is ignored
     path = little.parent / name
     path.write_text(path.read_text().replace(",n17\n", ",changed\n"))
     with pytest.raises(InputChanged, match=rf"{name} has changed since"):

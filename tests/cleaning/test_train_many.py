@@ -118,12 +118,6 @@ def test_the_rate_decays_to_nothing_along_a_cosine():
     assert all(np.diff(factors) < 0) and factors[1] > 0.99
 
 
-def test_a_recipe_is_kept_and_read():
-    assert Recipe.from_json(MLP.to_json(), None) == MLP
-    with pytest.raises(TypeError):
-        Recipe.from_json({"model": "mlp", "colour": "red"}, None)
-
-
 def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
     x, y = blobs()
     validation, rates = (x[160:], y[160:]), (1e6, 0.1, 1e-7)

@@ -32,7 +32,7 @@ from safetensors.torch import load
 from small_disk import SmallDisk, make_small_disk
 
 from dross.cleaning.decisions import Decisions
-from dross.cleaning.project_files import read_json
+from dross.cleaning.project_files import read_sealed
 from dross.review.server import serve
 
 _MAX_DECISIONS = 1000
@@ -146,7 +146,7 @@ def read_whole(path: Path, raw: bytes) -> None:
     """Read a file as its kind is read; raises whatever the reader does."""
     match path.suffix:
         case ".json":
-            read_json(path)  # compares its digest
+            read_sealed(path, dict)  # compares its digest
         case ".safetensors":
             load(raw)
         case ".parquet":

@@ -23,7 +23,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import dross
-from dross.cleaning.project_files import read_json
+from dross.cleaning.project_files import read_sealed
 from dross.errors import DrossError
 from tests.quick_cleaning import quick_cleaning
 
@@ -116,7 +116,9 @@ def judge(folder: Path) -> None:
 
 def read_verdict(folder: Path) -> bytes:
     """The newest verdict without its time."""
-    verdict = read_json(sorted((folder / "run" / "verdicts").glob("*.json"))[-1])  # unsealed
+    verdict = read_sealed(
+        sorted((folder / "run" / "verdicts").glob("*.json"))[-1], dict
+    )  # unsealed
     verdict.pop("made")
     return json.dumps(verdict, sort_keys=True).encode()
 

@@ -66,7 +66,7 @@ def read_all(folder):
     project = Project.open(folder / "run")
     try:
         tables = [project.instances, project.content, project.validation, project.label_table]
-        said = [project.about, project.verdicts(), *map(project.why, range(20))]
+        said = [project.info, project.verdicts(), *map(project.why, range(20))]
         decided = [project.current_decisions(), project.decisions.history()]
         return [table.to_csv() for table in tables], said, decided
     finally:

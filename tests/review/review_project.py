@@ -8,8 +8,21 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from dross.cleaning.duplicates import join_content, no_copies
+from dross.cleaning.duplicates import CopyCounts, join_content, no_copies
+from dross.cleaning.inputs import Request
+from dross.cleaning.modality import Encoding
+from dross.cleaning.plans import Figure, PlanResult, Recommendation
 from dross.cleaning.project import Project
+from dross.cleaning.project_files import write_sealed
+from dross.cleaning.project_info import (
+    CheckedInfo,
+    NoiseInfo,
+    Options,
+    ProjectInfo,
+    TrainingInfo,
+    VerificationInfo,
+)
+from dross.cleaning.training import RecipeSettings
 
 HOSTILE = [
     "<img src=x onerror=\"window.broken='image'\">",
@@ -23,12 +36,7 @@ HOSTILE = [
     "🦊👩‍👩‍👧 zero\u200bwidth",
     '=HYPERLINK("http://example.com")',
 ]
-NOTHING = {
-    "state": "no gain",
-    "reason": "No plan makes models better beyond chance.",
-    "recommended": None,
-    "plans": [],
-}
+NOTHING = Recommendation("no gain", "No plan makes models better beyond chance.", None, [])
 _WORDS = (
     "the film was slow but warm and the end surprised everyone who had hoped for more than "
     "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
@@ -59,7 +67,7 @@ def make_project(
     held = max(12, n // 10)
     _write(folder, "content", _content(kind, n, rng, hostile))
     instances = _instances(kind, n, classes, rng, hostile)
-    planning = _plan(instances) if planned else {}
+    recommendation = _plan(instances) if planned else NOTHING
     _write(folder, "instances", instances)
     validation = _content(kind, held, rng, hostile)
     labels = rng.choice(classes, held) if classes else rng.normal(50, 9, held).round(1).astype(str)
@@ -74,28 +82,62 @@ def make_project(
     why = {str(id): _why(kind, id, n, held, rng, hostile) for id in most_harmful}
     _json(folder / "why.json", why)
     name = {"table": "adult", "images": "digits", "text": "reviews"}[kind]
-    about = {
-        "made_by": "dross",
-        "format": 1,
-        "digest": "of the data",
-        "name": HOSTILE[4] if hostile else name,
-        "kind": kind,
-        "task": task,
-        "label": "income",
-        "classes": classes,
-        "runs": 4,
-        "counts": {"train": n, "validation": held, "test": held},
-        "request": {"data": "people.csv", "label": "income", "columns": {}, "seed": 0},
-        "options": {"repeats": 4, "check": 16},
-        "labels": "observed",
-        "digests": {},
-        "recommendation": NOTHING,
-    } | planning
-    _json(folder / "project.json", about)
+    info = make_info(
+        name=HOSTILE[4] if hostile else name,
+        kind=kind,
+        task=task,
+        classes=classes,
+        counts={"train": n, "validation": held, "test": held},
+        run_agreement=0.2 if planned else None,
+        recommendation=recommendation,
+    )
+    write_sealed(folder / "project.json", info)
     return Project.open(folder)
 
 
-def _plan(instances: pd.DataFrame) -> dict:
+def make_info(**changes) -> ProjectInfo:
+    """The content of project.json."""
+    content = {
+        "request": Request("people.csv", "income"),
+        "options": Options(),
+        "digest": "of the data",
+        "input_files": {},
+        "dross": "0",
+        "name": "adult",
+        "kind": "table",
+        "task": "classification",
+        "label": "income",
+        "classes": ["cat", "dog"],
+        "counts": {"train": 60, "validation": 12, "test": 12},
+        "runs": 4,
+        "run_agreement": None,
+        "notes": [],
+        "copies": CopyCounts(),
+        "recommendation": NOTHING,
+        "training": _training(),
+        "seconds": 1.0,
+        "made": "2026-11-20 10:00",
+    }
+    return ProjectInfo(**content | changes)
+
+
+def _training() -> TrainingInfo:
+    return TrainingInfo(
+        recipe=RecipeSettings("linear", (4,), 2),
+        encoding=Encoding(),
+        scale=(0.0, 1.0),
+        columns=[],
+        search={0.1: [0.5, 0.4]},
+        searched_epochs=[10, 20],
+        measure_scale=1.0,
+        labels="observed",
+        noise=NoiseInfo(rows=60, expected_wrong=3.0, likely_wrong=2),
+        verification=VerificationInfo([0, 1], [-0.1, 0.1], [-0.1, 0.1], 1.0, 1.0),
+        checked_labels=CheckedInfo("validation", 12, 0, 0, 0, None),
+    )
+
+
+def _plan(instances: pd.DataFrame) -> Recommendation:
     """Relabel half of the suspects and remove the others: in the table, and for project.json."""
     suspects = instances.index[instances["mislabel_rank"] >= 0]
     relabelled, removed = suspects[::2].tolist(), suspects[1::2].tolist()
@@ -103,34 +145,34 @@ def _plan(instances: pd.DataFrame) -> dict:
     touched = [*relabelled, *removed]
     instances.loc[touched, "wrong"] = np.linspace(0.6, 0.99, len(touched))
     instances.loc[touched, "confidence"] = instances.loc[touched, "wrong"]
-    new = [[id, str(instances.at[id, "prediction"])] for id in relabelled]
-    best = {"name": "wrong-50", "removed": removed, "relabelled": new}
-    best["what"] = f"relabel {len(relabelled)} and remove {len(removed)}"
-    other = {"name": "wrong-90", "removed": suspects.tolist(), "relabelled": []}
-    other["what"] = f"remove {len(suspects)}"
-    best["figures"] = _figures(-0.0113)
-    other["figures"] = _figures(0.004)
-    return {
-        "run_agreement": 0.2,
-        "recommendation": {
-            "state": "recommended",
-            "reason": f"Models get better beyond chance if you {best['what']} rows.",
-            "recommended": "wrong-50",
-            "plans": [best, other],
-        },
-    }
+    best = PlanResult(
+        name="wrong-50",
+        what=f"relabel {len(relabelled)} and remove {len(removed)}",
+        removed=np.array(removed),
+        relabelled={id: str(instances.at[id, "prediction"]) for id in relabelled},
+        figures=_figures(-0.0113),
+    )
+    other = PlanResult(
+        name="wrong-90",
+        what=f"remove {len(suspects)}",
+        removed=suspects.to_numpy(),
+        relabelled={},
+        figures=_figures(0.004),
+    )
+    reason = f"Models get better beyond chance if you {best.what} rows."
+    return Recommendation([best, other], "wrong-50", "recommended", reason)
 
 
-def _figures(change: float) -> dict:
+def _figures(change: float) -> dict[str, Figure]:
     measures = {"error": 0.15, "log loss": 0.4, "brier": 0.2}
     measures |= {f"noise-aware {name}": before for name, before in measures.items()}
     return {
-        name: {
-            "before": before,
-            "after": before + change,
-            "change": change,
-            "interval": [change - 0.003, change + 0.003],
-        }
+        name: Figure(
+            before=before,
+            after=before + change,
+            change=change,
+            interval=(change - 0.003, change + 0.003),
+        )
         for name, before in measures.items()
     }
 
@@ -196,7 +238,7 @@ def make_verdict(
 def write_verdict(project: Project, verdict: dict) -> None:
     folder = project.folder / "verdicts"
     folder.mkdir()
-    (folder / "1.json").write_text(json.dumps(verdict))
+    write_sealed(folder / "1.json", verdict)
 
 
 def judge_command(folder: Path, script: str) -> list[str]:
@@ -288,11 +330,11 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
 
 def _why(kind: str, id: int, n: int, held: int, rng: np.random.Generator, hostile: bool) -> dict:
     hurts = [
-        [int(other), -float(rng.gamma(1, 0.01)), True]
+        {"id": int(other), "change": -float(rng.gamma(1, 0.01)), "measured": True}
         for other in rng.choice(held, 3, replace=False)
     ]
     found = {
-        "hurts": [*sorted(hurts, key=lambda entry: entry[1]), [0, None, False]],
+        "hurts": [*sorted(hurts, key=lambda entry: entry["change"]), {"id": 0}],
         "similar": [int(other) for other in rng.choice(n, 4, replace=False)],
     }
     if kind == "table":

@@ -1,10 +1,13 @@
 """Decisions through the API: on disk when acknowledged, shared, counted once, and checked."""
 
 import json
+import math
 import threading
 
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
+from dross.cleaning.project_files import write_sealed
+from tests.cleaning.made_inputs import change_json
 from tests.review.review_client import client_of, connect, decide, serve_in_thread
 from tests.review.review_project import make_project
 
@@ -160,10 +163,9 @@ def test_a_damaged_verdict_does_not_break_the_page(fresh):
 
 
 def test_data_that_json_cannot_hold_do_not_break_the_page(fresh):
-    about = json.loads((fresh.folder / "project.json").read_text()) | {"name": "half \udc80"}
-    (fresh.folder / "project.json").write_text(json.dumps(about))
+    change_json(fresh.folder / "project.json", lambda content: content.update(name="half \udc80"))
     (fresh.folder / "verdicts").mkdir()
-    (fresh.folder / "verdicts" / "1.json").write_text('{"metrics": [NaN, Infinity, 1.5]}')
+    write_sealed(fresh.folder / "verdicts" / "1.json", {"metrics": [math.nan, math.inf, 1.5]})
     (fresh.folder / "judging.json").write_text('{"done": Infinity, "of": 1}')
     with client_of(Project.open(fresh.folder)) as client:
         assert client.get("/").status_code == 200

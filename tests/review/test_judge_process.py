@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
+from dross._io import seal
 from dross.cleaning.project import Project
 from dross.errors import InputChanged
 from dross.review.judge_process import JudgeProcess
@@ -34,7 +35,7 @@ time.sleep(60)
 
 
 def test_a_judgement_is_started_watched_and_shown(fresh):
-    verdict = f"VERDICT = {json.dumps(make_verdict())!r}\n"
+    verdict = f"VERDICT = {json.dumps(seal(make_verdict()))!r}\n"
     command = judge_command(fresh.folder, verdict + WRITES_A_VERDICT)
     with client_of(fresh, judge_command=command) as client:
         refused = client.post("/api/judge", json={"seeds": 3, "quick": True})

@@ -1,12 +1,11 @@
 """The list of labels to check first: what the server answers."""
 
-import json
-
 import pandas
 import pytest
 
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
+from tests.cleaning.made_inputs import change_json
 from tests.review.checks_project import add_checks
 from tests.review.review_client import client_of, decide
 from tests.review.review_project import make_labels, make_project
@@ -112,18 +111,20 @@ def test_the_page_begins_with_the_labels_and_names_the_command_to_run_again(aski
 
 
 def test_data_from_python_have_no_command_to_run_again(asking):
-    about = json.loads((asking.folder / "project.json").read_text())
-    about["request"]["given"] = {"x": "array"}
-    (asking.folder / "project.json").write_text(json.dumps(about))
+    change_json(
+        asking.folder / "project.json",
+        lambda content: content["request"].update(given={"x": "array"}),
+    )
     with client_of(Project.open(asking.folder)) as client:
         assert client.get("/api/project").json()["plan"]["command"] is None
 
 
 def test_the_page_says_what_the_checks_changed(asking):
-    about = json.loads((asking.folder / "project.json").read_text())
-    said = {"to_check": 0, "checked": 3, "wrong": 2, "before": {"what": "relabel 4"}}
-    about["checked_labels"] |= said
-    (asking.folder / "project.json").write_text(json.dumps(about))
+    said = {"to_check": 0, "checked": 3, "wrong": 2, "before": "relabel 4"}
+    change_json(
+        asking.folder / "project.json",
+        lambda content: content["training"]["checked_labels"].update(said),
+    )
     with client_of(Project.open(asking.folder)) as client:
         assert client.get("/api/project").json()["plan"]["checked"] == (
             "You checked 3 labels: 2 were wrong. Recommended before the check: relabel 4; now: "
@@ -137,9 +138,10 @@ def test_labels_of_the_training_part_are_checked_where_there_is_no_validation_fi
         **{" source": project.instances["source"], " label": project.instances["label"]}
     )
     make_labels(train, project.classes, 2).to_parquet(project.folder / "labels.parquet")
-    about = json.loads((project.folder / "project.json").read_text())
-    about["counts"] |= {"validation": 0, "test": 0}
-    (project.folder / "project.json").write_text(json.dumps(about))
+    change_json(
+        project.folder / "project.json",
+        lambda content: content["counts"].update(validation=0, test=0),
+    )
     with client_of(Project.open(project.folder)) as client:
         assert listed(client) == [40, 41]
         item = client.get("/api/items", params={"ids": "41"}).json()["items"][0]

@@ -1,13 +1,12 @@
 """The recommended plan on the page: said first, listed, and accepted in one step."""
 
-import json
-
 import pytest
 
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.plans import RULES
 from dross.cleaning.project import Project
 from dross.errors import CorruptFile
+from tests.cleaning.made_inputs import change_json
 from tests.review.review_client import client_of, decide
 from tests.review.review_project import make_project
 
@@ -76,10 +75,10 @@ def test_what_a_person_decided_stays_and_a_request_sent_again_counts_once(planne
 
 
 def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(planned):
-    about = json.loads((planned.folder / "project.json").read_text())
     reason = "No plan makes models better beyond chance."
-    about["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
-    (planned.folder / "project.json").write_text(json.dumps(about))
+    changes = {"recommended": None, "state": "no gain", "reason": reason}
+    path = planned.folder / "project.json"
+    change_json(path, lambda content: content["recommendation"].update(changes))
     table = planned.instances.assign(action="keep")
     table.to_parquet(planned.folder / "instances.parquet")
     with client_of(Project.open(planned.folder)) as client:
@@ -100,10 +99,12 @@ def test_where_no_plan_was_measured_there_is_no_picture(fresh):
 
 
 def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):
-    about = json.loads((planned.folder / "project.json").read_text())
-    about["recommendation"]["plans"][0]["relabelled"][0][1] = "no such class"
-    (planned.folder / "project.json").write_text(json.dumps(about))
-    with pytest.raises(CorruptFile, match="lacks a valid 'recommendation'"):
+    relabel = {"0": "no such class"}
+    change_json(
+        planned.folder / "project.json",
+        lambda content: content["recommendation"]["plans"][0].update(relabelled=relabel),
+    )
+    with pytest.raises(CorruptFile, match="labels that are not classes"):
         Project.open(planned.folder)
 
 

@@ -1,11 +1,14 @@
 """The tour, large pictures, marked words and the values of a row, in a real browser."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from dross.cleaning.inputs import Request
 from dross.cleaning.project import Project
+from dross.cleaning.project_files import write_sealed
 from tests.review.browser_page import focused_id, reload, selected_id, visit, wait_until
 from tests.review.review_client import client_of, serve_in_thread
 from tests.review.review_project import make_project
@@ -19,8 +22,8 @@ def with_originals(folder, size=(300, 200)):
         path = folder / "input" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, "red").save(path)
-    about = project.about | {"request": {"data": str(folder / "input"), "columns": {}, "seed": 0}}
-    (project.folder / "project.json").write_text(json.dumps(about))
+    info = replace(project.info, request=Request(str(folder / "input")))
+    write_sealed(project.folder / "project.json", info)
     return Project.open(project.folder)
 
 

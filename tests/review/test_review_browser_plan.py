@@ -1,10 +1,9 @@
 """The recommended plan in a real browser: first on the page, and accepted with one key."""
 
-import json
-
 import pytest
 
 from dross.cleaning.project import Project
+from tests.cleaning.made_inputs import change_json
 from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
@@ -115,11 +114,13 @@ def test_the_other_plans_are_a_picture_and_a_table(browser, tmp_path):
 
 def test_to_change_nothing_is_said_honestly(browser, tmp_path):
     folder = make_planned(tmp_path).folder
-    about = json.loads((folder / "project.json").read_text())
     reason = "No plan makes models better beyond chance."
-    about["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
-    about["run_agreement"] = 0.7
-    (folder / "project.json").write_text(json.dumps(about))
+
+    def change(content):
+        content["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
+        content["run_agreement"] = 0.7
+
+    change_json(folder / "project.json", change)
     table = Project.open(folder).instances.assign(action="keep")
     table.to_parquet(folder / "instances.parquet")
     with serve_in_thread(Project.open(folder)) as server, visit(browser, server) as page:

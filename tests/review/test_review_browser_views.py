@@ -11,6 +11,7 @@ import pytest
 
 from dross._text import printable
 from dross.cleaning.project import Project
+from tests.cleaning.made_inputs import change_json
 from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
@@ -91,10 +92,8 @@ def test_the_page_escapes_what_the_command_line_escapes(browser, shared_project)
 def test_control_characters_are_shown_escaped_and_decided_as_they_are(browser, tmp_path, kind):
     name, label = "a\x1b[31mb\u202ec\0", "\ufeffyes\x1b\u202e"
     folder = make_project(tmp_path / "p", kind, 30).folder
-    about = json.loads((folder / "project.json").read_text())
-    first = about["classes"][0]
-    about["classes"][0] = label
-    (folder / "project.json").write_text(json.dumps(about))
+    first = Project.open(folder).classes[0]
+    change_json(folder / "project.json", lambda content: content["classes"].__setitem__(0, label))
     instances = pd.read_parquet(folder / "instances.parquet").replace({first: label})
     instances.assign(source=name).to_parquet(folder / "instances.parquet")
     content = pd.read_parquet(folder / "content.parquet")

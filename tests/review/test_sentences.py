@@ -2,6 +2,7 @@
 
 from dross.cleaning.findings import format_amount
 from dross.review.sentences import reason_sentences
+from tests.review.review_project import make_info
 
 
 def test_why_is_answered_in_plain_words(page, shared_project):
@@ -36,15 +37,13 @@ ROW = {
 
 def describe(task="classification", **changed):
     classes = ["cat", "dog"] if task == "classification" else []
-    about = {"task": task, "runs": 4, "classes": classes}
-    found = reason_sentences(ROW | changed, about)
+    found = reason_sentences(ROW | changed, make_info(task=task, classes=classes))
     assert found[0]["about"] == "Recommended"
     return [sentence["text"] for sentence in found[1:]]
 
 
 def test_what_is_recommended_comes_first_with_its_own_confidence():
-    about = {"task": "classification", "runs": 4, "classes": ["cat", "dog"]}
-    first = lambda **changed: reason_sentences(ROW | changed, about)[0]["text"]
+    first = lambda **changed: reason_sentences(ROW | changed, make_info())[0]["text"]
     assert first() == "Relabel it as dog: that is right with probability 91\u00a0%."
     removed = first(action="remove", confidence=0.5)
     assert removed == "Remove it: its label is wrong with probability 50\u00a0%."

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from .._checks import check_name
+from .._checks import check_count, check_name
 from ..errors import InvalidInput, first_line
 from .tables import PARQUET, read_bytes
 
@@ -26,6 +26,12 @@ _RESPONSES = ("response", "output", "answer", "completion")
 _MORE = "input"  # beside an `instruction`: what it is about
 _SOURCE = "source"
 _ROLES = ("system", "user", "assistant", "tool")
+_MAX_RUNS = 100
+_MAX_EPOCHS = 1000
+_MAX_BATCH_SIZE = 100_000
+_MAX_TOKENS = 1 << 20
+_LORA_RATE = 2e-4
+_FULL_RATE = 2e-5
 Message = dict[str, str]  # role and content
 
 
@@ -56,6 +62,48 @@ class ChatColumns:
     prompt: str | None = None
     response: str | None = None
     source: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How to fine-tune and score. With the data and the model, it decides the outcome."""
+
+    model: str
+    prompt: str | None = None
+    response: str | None = None
+    source: str | None = None
+    template: str | None = None
+    lora: int | None = None
+    last_layers: int | None = None
+    max_tokens: int | None = None
+    repeats: int = 2
+    lr: float | None = None
+    epochs: int = 3
+    batch_size: int = 8
+
+    def __post_init__(self):
+        why = "each goes through all examples again"
+        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=why)
+        check_count(self.epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
+        check_count(
+            self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
+        )
+        for name in ("lora", "last_layers", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                check_count(value, name, at_most=_MAX_TOKENS, because="no model has that many")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
+
+    @property
+    def columns(self) -> ChatColumns:
+        """Which columns hold what."""
+        return ChatColumns(self.prompt, self.response, self.source)
+
+    @property
+    def learning_rate(self) -> float:
+        """As given, or what is usual for adapters and for whole models."""
+        return self.lr or (_FULL_RATE if self.lora is None else _LORA_RATE)
 
 
 @dataclass(frozen=True)

@@ -12,26 +12,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from .._checks import fits
-from ..errors import CorruptFile, InvalidInput
-from .decisions import VALIDATION, Decision, Decisions, check_belongs, check_decision
+from ..errors import InvalidInput
+from .decisions import VALIDATION, Decision, Decisions, check_belongs
 from .duplicates import Copies
+from .explain import Reasons
 from .label_noise import Rows
 from .modality import MIN_INSTANCES, PreparedData
-from .plans import describe_actions, read_recommended
+from .plans import describe_actions
 from .project import Project
-from .project_files import ABOUT, MEND, delete_named, read_intact, read_json, write_sealed
+from .project_files import INFO, delete_named, read_intact, read_sealed, write_sealed
+from .project_info import ProjectInfo
 from .task import read_learnable
 
 _FILE = "checked.json"  # the labels that the kept results were computed with
 _FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation part needs
 _OF_VALIDATION = re.compile(r"runs/run-\d+-scores\.safetensors")
 _WORDS = {"keep": "right", "remove": "wrong", "relabel": "relabelled"}
+
+
+@dataclass(frozen=True)
+class UsedLabels:
+    """The content of checked.json: the labels that the results of a folder were computed with."""
+
+    labels: dict[int, Decision]
+    earlier: str | None = None  # what was recommended before they were checked
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,6 @@ class CheckedLabels:
 
     def __len__(self) -> int:
         return len(self.decided)
-
-    @property
-    def rows(self) -> list[list[Any]]:
-        """The same as JSON holds it."""
-        return [[id, *self.decided[id]] for id in sorted(self.decided)]
 
     @property
     def right(self) -> list[int]:
@@ -106,15 +109,14 @@ class CheckedLabels:
             f"{actions.count('relabel'):,} corrected, {actions.count('remove'):,} wrong."
         )
 
-    def restore_ids(self, why: dict[str, dict[str, Any]], count: int) -> dict[str, dict[str, Any]]:
+    def restore_ids(self, why: dict[int, Reasons], count: int) -> dict[int, Reasons]:
         """Reasons whose validation instances are named by their places in the part as given."""
         if self.part != VALIDATION:
             return why
         left = self.left(count).tolist()
-        name = lambda hurts: [[left[id], *rest] for id, *rest in hurts]
         return {
-            id: found | {"hurts": name(found["hurts"])} if "hurts" in found else found
-            for id, found in why.items()
+            id: replace(reasons, hurts=[replace(hurt, id=left[hurt.id]) for hurt in reasons.hurts])
+            for id, reasons in why.items()
         }
 
 
@@ -153,14 +155,7 @@ def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
         InvalidInput, InputChanged: it is about other data.
     """
     path, part = folder / _FILE, data.checked_part
-    kept = read_json(path) if path.exists() else {"labels": []}
-    rows: Any = kept.get("labels") if isinstance(kept, dict) else None
-    try:
-        if not fits(rows, list[list]) or any(row[1] not in _WORDS for row in rows):
-            raise ValueError
-        decided = {id: check_decision(id, action, label) for id, action, label in rows}
-    except (InvalidInput, IndexError, TypeError, ValueError):
-        raise CorruptFile(f"{path} is not as dross writes it. {MEND}") from None
+    decided = read_sealed(path, UsedLabels).labels if path.exists() else {}
     check_belongs(decided, path, part, len(data.y[part]), data.source.classes)
     return CheckedLabels(part, decided)
 
@@ -171,34 +166,32 @@ def settle_labels(folder: Path, checked: CheckedLabels) -> bool:
     The recorded runs stay: no checked label changes what they learned.
     """
     path = folder / _FILE
-    kept = read_intact(path)
-    before = kept.get("labels") if isinstance(kept, dict) else None if path.exists() else []
-    if before == checked.rows:
+    used = read_intact(path, UsedLabels) if path.exists() else UsedLabels({})
+    if used is not None and used.labels == checked.decided:
         return True
-    earlier = _describe_earlier(folder)
-    if earlier is None and isinstance(kept, dict):
-        earlier = kept.get("earlier")  # a run with other labels was stopped
-    delete_named(folder, re.compile(re.escape(ABOUT)))  # without it the rest is unfinished
+    earlier = _describe_recommendation(folder)
+    if earlier is None and used is not None:
+        earlier = used.earlier  # a run with other labels was stopped
+    delete_named(folder, re.compile(re.escape(INFO)))  # without it the rest is unfinished
     if checked.part == VALIDATION:
         delete_named(folder, _OF_VALIDATION)
-    write_sealed(path, {"labels": checked.rows, "earlier": earlier})
+    write_sealed(path, UsedLabels(dict(checked.decided), earlier))
     return False
 
 
-def read_earlier(folder: Path) -> dict[str, str] | None:
+def read_earlier(folder: Path) -> str | None:
     """What was recommended before the last labels were checked; None if nothing was."""
-    kept = read_intact(folder / _FILE)
-    earlier = kept.get("earlier") if isinstance(kept, dict) else None
-    return earlier if fits(earlier, dict[str, str]) else None
+    used = read_intact(folder / _FILE, UsedLabels)
+    return None if used is None else used.earlier
 
 
-def _describe_earlier(folder: Path) -> dict[str, str] | None:
+def _describe_recommendation(folder: Path) -> str | None:
     """What the finished project in a folder recommends; None if there is none."""
-    about = read_intact(folder / ABOUT)
-    if not isinstance(about, dict) or not fits(about.get("recommendation"), dict):
+    info = read_intact(folder / INFO, ProjectInfo)
+    if info is None:
         return None
-    plan = read_recommended(about)
-    return {"what": describe_actions(0, 0) if plan is None else plan.what}
+    plan = info.recommendation.plan
+    return describe_actions(0, 0) if plan is None else plan.what
 
 
 def make_rows(
@@ -270,5 +263,6 @@ def _group_copies(copies: Copies, starts: dict[str, int], count: int) -> np.ndar
 def project_rows(project: Project, data: PreparedData) -> Rows:
     """The rows of a finished project, with the labels that were checked before it was made."""
     checked = read_used(project.folder, data)
-    trusted = project.about.get("validation_is_clean") is True
+    assert project.info.options is not None  # only chats have none
+    trusted = project.info.options.validation_is_clean
     return make_rows(data, checked, project.copies, trusted=trusted)

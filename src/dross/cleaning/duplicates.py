@@ -5,7 +5,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from .._checks import fits
 from .._progress import Advance, progress_bar
 from .._text import say_count
 from ..errors import CorruptFile
@@ -105,7 +104,7 @@ class Copies:
 
 
 def no_copies() -> Copies:
-    """A table without rows: no copies were found, or an earlier version did not look for any."""
+    """A table without rows: no copies were found."""
     table = pandas.DataFrame({name: pandas.Series(dtype=kind) for name, kind in _TYPES.items()})
     return Copies(table, pandas.DataFrame())
 
@@ -467,9 +466,21 @@ class _Instances:
     rows: torch.Tensor  # float32 [N, d]: what models learn
 
 
+@dataclass(frozen=True)
+class CopyCounts:
+    """How many instances of each part have a copy, and how many groups of copies there are."""
+
+    validation: int = 0  # that are in the training part, too
+    test: int = 0  # that are in the training part, too
+    train: int = 0  # that have a copy in the training part
+    groups: int = 0  # of these
+    conflicting: int = 0  # groups whose labels differ and are classes
+    natural: int = 0  # training instances that are equal by chance, and not listed
+
+
 def find_copies(
     data: PreparedData, *, device: torch.device, progress: bool
-) -> tuple[Copies, dict[str, int]]:
+) -> tuple[Copies, CopyCounts]:
     """Find groups of copies that have a member in the training part.
 
     Arguments:
@@ -490,26 +501,21 @@ def find_copies(
     copies = _make_groups(everything, keys, natural, near)
     expected = np.isin(keys, list(natural)) & (everything.part == 0)
     counts = count_copies(copies, classes=data.source.task == "classification")
-    return copies, counts | {"natural": int(expected.sum())}
+    return copies, replace(counts, natural=int(expected.sum()))
 
 
-def count_copies(copies: Copies, *, classes: bool) -> dict[str, int]:
-    """How many instances of each part have a copy, and how many groups of copies there are.
-
-    Returns:
-        validation, test: instances of these parts that are in the training part, too;
-        train: training instances that have a copy in the training part;
-        groups: of these; conflicting: of these again, where the labels differ and are classes.
-    """
+def count_copies(copies: Copies, *, classes: bool) -> CopyCounts:
+    """Count copies; `natural` is not known here."""
     table = copies.table
     within = table[table["part"] == "train"].groupby("group")["label"]
     several = within.size() > 1
-    counts = {part: int((table["part"] == part).sum()) for part in PARTS[1:]}
-    return counts | {
-        "train": int(within.size()[several].sum()),
-        "groups": int(several.sum()),
-        "conflicting": int((within.nunique() > 1).sum()) if classes else 0,
-    }
+    return CopyCounts(
+        validation=int((table["part"] == "validation").sum()),
+        test=int((table["part"] == "test").sum()),
+        train=int(within.size()[several].sum()),
+        groups=int(several.sum()),
+        conflicting=int((within.nunique() > 1).sum()) if classes else 0,
+    )
 
 
 def _gather(data: PreparedData) -> _Instances:
@@ -645,36 +651,26 @@ def _number_same(data: PreparedData, content: Frame, keys: np.ndarray) -> np.nda
 # duplicates_text ---
 
 
-_COUNTED = ("test", "validation", "train", "groups", "conflicting", "natural")
-
-
-def read_counts(about: dict[str, Any]) -> dict[str, int]:
-    """How many copies a project has (see `count_copies`); earlier versions did not look for any."""
-    found: Any = about.get("copies")
-    none: dict[str, int] = dict.fromkeys(_COUNTED, 0)
-    return none | found if fits(found, dict[str, int]) else none
-
-
-def describe_copies(about: dict[str, Any]) -> str:
+def describe_copies(found: CopyCounts, sizes: Mapping[str, int]) -> str:
     """What was found, in one paragraph; empty where there is nothing to say.
 
-    Takes `Project.about`.
+    sizes: how many instances each part has.
     """
-    found = read_counts(about)
-    sentences = [_describe_leak(found, about["counts"]), _describe_repeated(found)]
+    sentences = [_describe_leak(found, sizes), _describe_repeated(found)]
     if not any(sentences):
         return ""
     advice = "The list Copies in dross review shows them: remove what is there twice."
     return " ".join(sentence for sentence in [*sentences, advice] if sentence)
 
 
-def _describe_leak(found: dict[str, int], counts: dict[str, int]) -> str:
+def _describe_leak(found: CopyCounts, sizes: Mapping[str, int]) -> str:
     """Those of the test and of the validation part."""
-    parts = [part for part in ("test", "validation") if found[part]]
+    counts = {"test": found.test, "validation": found.validation}
+    parts = [part for part in counts if counts[part]]
     if not parts:
         return ""
-    which = " and ".join(f"{found[part]:,} of {counts.get(part, 0):,} {part}" for part in parts)
-    one = sum(found[part] for part in parts) == 1
+    which = " and ".join(f"{counts[part]:,} of {sizes[part]:,} {part}" for part in parts)
+    one = sum(counts.values()) == 1
     verdict = "the verdict" if "test" in parts else "what they measure"
     return (
         f"{which} instances {'is' if one else 'are'} also in the training part, the same or nearly "
@@ -682,28 +678,30 @@ def _describe_leak(found: dict[str, int], counts: dict[str, int]) -> str:
     )
 
 
-def _describe_repeated(found: dict[str, int]) -> str:
+def _describe_repeated(found: CopyCounts) -> str:
     """Those that the training part has twice."""
-    if not found["train"]:
+    if not found.train:
         return ""
     text = (
-        f"{found['train']:,} training instances are the same as another one, or nearly, in "
-        f"{say_count(found['groups'], 'group')}"
+        f"{found.train:,} training instances are the same as another one, or nearly, in "
+        f"{say_count(found.groups, 'group')}"
     )
-    if not found["conflicting"]:
+    if not found.conflicting:
         return f"{text}."
-    differ = f"in {found['conflicting']:,} of them" if found["groups"] > 1 else "there"
+    differ = f"in {found.conflicting:,} of them" if found.groups > 1 else "there"
     return f"{text}; {differ} the labels differ, so one is wrong."
 
 
-def describe_natural(about: dict[str, Any]) -> str:
-    """What is equal by chance, and so is not listed; empty where nothing is."""
-    natural = read_counts(about)["natural"]
-    if not natural:
+def describe_natural(found: CopyCounts, kind: str) -> str:
+    """What is equal by chance, and so is not listed; empty where nothing is.
+
+    kind: of the data.
+    """
+    if not found.natural:
         return ""
-    why = "texts of a few words" if about["kind"] == "text" else "columns with few values"
+    why = "texts of a few words" if kind == "text" else "columns with few values"
     return (
-        f"{natural:,} training instances are equal to others, as expected with {why}. "
+        f"{found.natural:,} training instances are equal to others, as expected with {why}. "
         "They are not listed."
     )
 

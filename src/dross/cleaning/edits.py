@@ -115,7 +115,7 @@ def _from_suggestion(project: Project) -> ChosenEdits:
     if project.recommended is None:
         raise InvalidInput(
             "Nothing has been decided, and no change is recommended. "
-            f"{project.about['recommendation']['reason']} To remove some anyway, pass `remove`."
+            f"{project.info.recommendation.reason} To remove some anyway, pass `remove`."
         )
     return _from_plan(project.recommended)
 

@@ -6,20 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import fits
 from .._progress import Overall
 from ..errors import Diverged
 from ..influence.run import Run
 from .checked_labels import CheckedLabels, make_rows
-from .cost import describe_cost, estimate_cost
 from .duplicates import Copies
-from .explain import find_reasons
-from .job import Job
+from .explain import Reasons, find_reasons
+from .job import Job, describe_cost, estimate_cost
 from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
 from .modality import Frame
 from .model_choice import lower_rate, use_lowered_rate
 from .plans import NOISE_AWARE, PlanResult, Recommendation, describe_actions, recommend
 from .project_files import delete_written, read_intact, write_sealed
+from .project_info import NoiseInfo
 from .result_tables import edited_labels, instance_table, label_table
 from .scoring import (
     InstanceScores,
@@ -42,6 +41,13 @@ CHECKED_ONLY = "checked"  # the plan that does only what a person has said
 
 
 @dataclass(frozen=True)
+class DrawnChecks:
+    """The content of checks.json: all labels that were drawn to be checked."""
+
+    weights: dict[int, float]  # by the place in the checked part
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What was found about the instances of a project."""
 
@@ -54,8 +60,8 @@ class Outcome:
     scale: float  # of the expected error that the scores are about
     agreement: float | None  # between halves of the runs
     recommendation: Recommendation
-    noise: dict[str, Any]  # what project.json keeps of the noise model
-    why: dict[str, dict[str, Any]]  # the content of why.json
+    noise: NoiseInfo
+    why: dict[int, Reasons]  # the content of why.json
 
 
 def examine(
@@ -136,17 +142,14 @@ def _recommend(
     inside = recommendation.checks >= start  # with a validation file, only its labels are checked
     places = left[recommendation.checks[inside] - start].tolist()
     new = dict(zip(places, recommendation.check_weights[inside].tolist(), strict=True))
-    write_sealed(job.folder / _CHECKS, {"drawn": sorted((drawn | new).items())})
+    write_sealed(job.folder / _CHECKS, DrawnChecks(drawn | new))
     return _name_plans(job, recommendation, checked), places
 
 
 def _read_checks(job: Job) -> dict[int, float]:
     """{place in the checked part: weight} of all labels that were drawn to be checked."""
-    kept = read_intact(job.folder / _CHECKS)
-    rows: Any = kept.get("drawn") if isinstance(kept, dict) else None
-    if not fits(rows, list[list[float]]):
-        return {}
-    return {int(row[0]): float(row[1]) for row in rows if len(row) == 2 and row[1] > 0}
+    kept = read_intact(job.folder / _CHECKS, DrawnChecks)
+    return {} if kept is None else kept.weights
 
 
 def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Recommendation:
@@ -171,7 +174,7 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
             )
         )
     if found.recommended is not None or not (corrected or wrong):
-        return replace(found, plans=plans)
+        return Recommendation(plans, found.recommended, found.state, found.reason)
     only_checked = PlanResult(
         removed=np.array(sorted(wrong), dtype=np.int64),
         relabelled=dict(corrected),
@@ -179,16 +182,16 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
         what=f"{describe_actions(len(wrong), len(corrected))}, as checked by you",
         figures={},
     )
-    return replace(found, plans=[*plans, only_checked], recommended=CHECKED_ONLY)
+    return Recommendation([*plans, only_checked], CHECKED_ONLY, found.state, found.reason)
 
 
-def _describe_noise(noise: LabelNoise, rows: Rows) -> dict[str, Any]:
+def _describe_noise(noise: LabelNoise, rows: Rows) -> NoiseInfo:
     trained = ~rows.validation
-    return {
-        "rows": int(trained.sum()),
-        "expected_wrong": float(noise.wrong[trained].sum()),
-        "likely_wrong": int((noise.wrong[trained] > 0.5).sum()),
-    }
+    return NoiseInfo(
+        rows=int(trained.sum()),
+        expected_wrong=float(noise.wrong[trained].sum()),
+        likely_wrong=int((noise.wrong[trained] > 0.5).sum()),
+    )
 
 
 def _add_actions(
@@ -265,7 +268,7 @@ def _explain(
     recipe: Recipe,
     part: RunPart,
     verified: RetrainingCheck,
-) -> dict[str, dict[str, Any]]:
+) -> dict[int, Reasons]:
     """Reasons for the instances that a person looks at first: the content of why.json."""
     ranked = instances.sort_values("harm_rank").index.to_numpy()
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")

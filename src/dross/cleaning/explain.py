@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,22 +38,22 @@ def format_cell(value: Any) -> str | None:
     return text[:-2] if _WHOLE.fullmatch(text) else text
 
 
-def name_label(label: Any, about: Mapping[str, Any]) -> str:
-    """Return a label as a person reads it, given `Project.about`.
+def name_label(label: Any, task: str) -> str:
+    """Return a label as a person reads it.
 
     The name of a class is what it is; a value to be predicted is a number.
     """
-    return str(label) if about["task"] == "classification" else format_cell(label) or ""
+    return str(label) if task == "classification" else format_cell(label) or ""
 
 
 def order_columns(
-    names: Iterable[Any], weights: Sequence[Sequence[Any]], unusual: Iterable[str]
+    names: Iterable[Any], weights: Iterable[tuple[str, float]], unusual: Iterable[str]
 ) -> list[str]:
     """Return the columns of a row, those that matter most for it first.
 
     Arguments:
         names: All columns of the row.
-        weights: [[column, how much it speaks for the label], ...], where that is known.
+        weights: (column, how much it speaks for the label), where that is known.
         unusual: Columns whose cells are unusual; they come next.
     """
     known = [str(name) for name in names]
@@ -151,6 +152,27 @@ def _percent(share: float) -> str:
 # reasons ---
 
 
+@dataclass(frozen=True)
+class Hurt:
+    """A held-out instance whose loss a training instance raises."""
+
+    id: int  # in the validation part, or in the training part if there is none
+    change: float | None = None  # of its loss without the training instance, where that is known
+    measured: bool = False  # by retraining
+
+
+@dataclass
+class Reasons:
+    """Why an instance is suggested; what was not worked out is empty."""
+
+    hurts: list[Hurt] = field(default_factory=list)
+    similar: list[int] = field(default_factory=list)  # ids of training instances
+    unusual: dict[str, str] = field(default_factory=dict)  # {column: in words}
+    # a word or a column, and how much it speaks for the given label
+    words: list[tuple[str, float]] = field(default_factory=list)
+    columns: list[tuple[str, float]] = field(default_factory=list)
+
+
 _MAX_HURT = 3  # held-out instances
 _MAX_SIMILAR = 4  # training instances
 _MAX_WORDS = 10
@@ -165,7 +187,7 @@ def find_reasons(
     part: RunPart,
     check: RetrainingCheck,
     ids: np.ndarray,
-) -> dict[str, dict[str, Any]]:
+) -> dict[int, Reasons]:
     """What speaks against some training instances.
 
     Arguments:
@@ -177,27 +199,27 @@ def find_reasons(
         ids: The training instances to explain.
 
     Returns:
-        {id as text: what `Project.why` describes}
+        The reasons by id.
     """
-    reasons: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
+    reasons = {int(k): Reasons() for k in ids}
     for k, similar in zip(ids, _find_similar(data.x["train"], ids)):
-        reasons[int(k)]["similar"] = similar
+        reasons[int(k)].similar = similar
     for k, hurt in _estimate_hurt(data, run, recipe, part, ids).items():
-        reasons[k]["hurts"] = hurt
+        reasons[k].hurts = hurt
     for k, hurt in _measured_hurt(check, part).items():
         if k in reasons:
-            reasons[k]["hurts"] = hurt
+            reasons[k].hurts = hurt
     if data.source.kind == "table":
         content = data.part("train").content
         unusual = UnusualCells(content, data.columns)
         for k in ids:
-            reasons[int(k)]["unusual"] = unusual(content.iloc[int(k)])
+            reasons[int(k)].unusual = unusual(content.iloc[int(k)])
         for k, columns in zip(ids, _find_telling_columns(data, run, ids)):
-            reasons[int(k)]["columns"] = columns
+            reasons[int(k)].columns = columns
     if isinstance(data.encoder, TextEncoder):
         for k, words in zip(ids, _find_telling_words(data, run, ids, data.encoder.words)):
-            reasons[int(k)]["words"] = words
-    return {str(k): entry for k, entry in reasons.items()}
+            reasons[int(k)].words = words
+    return reasons
 
 
 def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
@@ -209,19 +231,23 @@ def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
     return [row[:_MAX_SIMILAR] for row in others]
 
 
-def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list]:
+def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list[Hurt]]:
     """The held-out instances whose loss fell the most in a real run without the instance."""
     hurt = {}
     for place, k in enumerate(part.learned[check.verification.instances].tolist()):
         change = check.changes[:, place]
         lowest = np.argsort(change)[:_MAX_HURT]
-        hurt[k] = [[int(check.asked[v]), float(change[v]), True] for v in lowest if change[v] < 0]
+        hurt[k] = [
+            Hurt(int(check.asked[v]), float(change[v]), measured=True)
+            for v in lowest
+            if change[v] < 0
+        ]
     return hurt
 
 
 def _estimate_hurt(
     data: PreparedData, run: Run, recipe: Recipe, part: RunPart, ids: np.ndarray
-) -> dict[int, list]:
+) -> dict[int, list[Hurt]]:
     """The held-out instances whose loss the instance raises the most.
 
     Estimated by the product of their gradients at the trained model, which tells a direction
@@ -248,18 +274,14 @@ def _estimate_hurt(
     products = torch.cat(parts, dim=1)  # [K, held out]
     low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {
-        int(k): [
-            [int(part.held_out[v]), None, False]
-            for v, product in zip(places, values)
-            if product < 0
-        ]
+        int(k): [Hurt(int(part.held_out[v])) for v, product in zip(places, values) if product < 0]
         for k, places, values in zip(ids, low.indices.tolist(), low.values.tolist())
     }
 
 
 def _find_telling_words(
     data: PreparedData, run: Run, ids: np.ndarray, words: np.ndarray
-) -> list[list]:
+) -> list[list[tuple[str, float]]]:
     """The words that speak most for or against the given label, with their weights.
 
     A weight is the gradient of the label's output times the input.
@@ -276,12 +298,14 @@ def _find_telling_words(
     )  # features of the whole text may come after them
     strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
     return [
-        [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]
+        [(str(words[w]), round(float(row[w]), 4)) for w in places if row[w] != 0]
         for row, places in zip(weights, strongest.indices.tolist())
     ]
 
 
-def _find_telling_columns(data: PreparedData, run: Run, ids: np.ndarray) -> list[list]:
+def _find_telling_columns(
+    data: PreparedData, run: Run, ids: np.ndarray
+) -> list[list[tuple[str, float]]]:
     """The columns that speak most for or against the given label, with their weights.
 
     A weight is what the model's answer loses when the cell is replaced by a usual one of its
@@ -316,6 +340,6 @@ def _find_telling_columns(data: PreparedData, run: Run, ids: np.ndarray) -> list
     weights = torch.stack(lost, 1)  # [K, columns]
     strongest = weights.abs().topk(min(_MAX_COLUMNS, weights.shape[1]))
     return [
-        [[names[c], round(float(row[c]), 4)] for c in places if row[c] != 0]
+        [(names[c], round(float(row[c]), 4)) for c in places if row[c] != 0]
         for row, places in zip(weights, strongest.indices.tolist())
     ]

@@ -27,7 +27,7 @@ from .modality import PreparedData
 from .project import Project
 from .project_files import MEND, is_written_by_dross
 from .registered import set_cleaned
-from .reopen import check_unchanged, compare_inputs, names_code, read_request, reopen_data
+from .reopen import check_unchanged, compare_inputs, names_code, reopen_data
 from .tables import PARQUET, TABLES, RowEdits, copy_table
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
@@ -89,8 +89,8 @@ def export(
         dross.export("runs/people", "people-cleaned.csv")
     """
     project, to = Project.open(folder), Path(to)
-    request = read_request(project)
-    if project.about["kind"] == "custom" or names_code(request):
+    request = project.request
+    if project.info.kind == "custom" or names_code(request):
         raise InvalidInput(
             "The data came from a Python function; there is no file to copy. "
             "scores.csv has the places in the training part."
@@ -116,19 +116,19 @@ def export(
 
 def copy_for_python(project: Project, remove: int | None, relabel: int | None) -> Any:
     """What `Project.cleaned` returns."""
-    request = read_request(project)
+    request = project.request
     if names_code(request) or Path(request.data).is_dir():
         raise InvalidInput(
             "The data are pictures in a folder, or came from a Python function: there is no table "
             "to return. dross.export writes a cleaned folder; scores.csv has the places."
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
-    if project.about["kind"] == CHATS:
+    if project.info.kind == CHATS:
         compare_inputs(project)
         raw, _ = copy_chats(Path(request.data), _name_edits(project, edits).removed)
         return _read_rows(Path(request.data), raw)
     reopen_data(project)  # rows are known by their places: it must be the scored input
-    source, label = Path(request.data), project.about["label"]
+    source, label = Path(request.data), project.info.label
     named = _name_edits(project, edits)
     if request.given is None:
         kind = source.suffix.lower() if source.suffix.lower() in PARQUET else ".csv"
@@ -158,7 +158,7 @@ def _read_rows(source: Path, raw: bytes) -> Any:
 def _name_edits(project: Project, edits: ChosenEdits) -> RowEdits:
     """The edits by the names of instances in the input: `row 17`, or a file name."""
     names = project.instances["source"]
-    if read_request(project).given is not None:
+    if project.request.given is not None:
         names = names.map(name_row)
     return RowEdits(
         {names.loc[id] for id in edits.removed},
@@ -178,7 +178,7 @@ class _Task:
     @property
     def has_chats(self) -> bool:
         """Whether the input is a file of conversations."""
-        return self.project.about["kind"] == CHATS
+        return self.project.info.kind == CHATS
 
     @property
     def listed(self) -> Path:
@@ -189,7 +189,7 @@ class _Task:
         """Compare everything that will be written with everything that must stay."""
         if self.to.name in ("", ".."):
             raise InvalidInput(f"'{self.to}' is not a name for a copy. Give the copy its own name.")
-        inputs = input_paths(read_request(self.project))
+        inputs = input_paths(self.project.request)
         is_folder = self.source.is_dir()
         if self.has_chats:
             check_same_format(self.source, self.to)
@@ -213,7 +213,7 @@ class _Task:
 
     def _listed_pictures(self) -> dict[str, Path]:
         """The pictures of a table of pictures that have the name of one of the targets."""
-        if self.project.about["kind"] != "images" or self.source.is_dir():
+        if self.project.info.kind != "images" or self.source.is_dir():
             return {}
         paths = [self.source.parent / name for name in map(str, self.project.content["path"])]
         targets = {self.to.resolve(), self.listed.resolve()}
@@ -246,8 +246,8 @@ class _Task:
         """The content of the copy, and how many rows it has."""
         if self.has_chats:
             return copy_chats(self.source, edits.removed)
-        reading = read_request(self.project).reading
-        kind, label = self.to.suffix.lower(), self.project.about["label"]
+        reading = self.project.request.reading
+        kind, label = self.to.suffix.lower(), self.project.info.label
         return copy_table(self.source, kind, label, edits, reading)
 
     def _list_decisions(self) -> bytes:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .._checks import fit_together
 from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import load_picture
-from .modality import PreparedData
+from .modality import AS_READ, FEATURES, Encoding, PreparedData
 from .tables import PARQUET, read_bytes
 from .task import LARGEST
 from .text import SCALE
@@ -498,31 +497,6 @@ def _compute(compute: Compute, items: Callable[[int], Any], start: int, stop: in
 # features ---
 
 
-AS_READ, FEATURES, BOTH = "as read", "features", "both"
-_KINDS = {"inputs": str, "backbone": str | None, "digest": str | None}
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How instances become inputs, as a project keeps it."""
-
-    inputs: str = AS_READ  # AS_READ, FEATURES or BOTH
-    backbone: str | None = None
-    digest: str | None = None  # of the features
-
-    @staticmethod
-    def from_json(said: Any) -> "Encoding | None":
-        """What a project says; None if it is damaged. Earlier versions said nothing."""
-        if said is None or said == {}:
-            return Encoding()
-        if not fit_together(said, _KINDS) or set(said) != set(_KINDS):
-            return None
-        found = Encoding(**said)
-        needs_features = found.inputs in (FEATURES, BOTH)
-        whole = found.backbone is not None and found.digest is not None
-        return found if found.inputs == AS_READ or (needs_features and whole) else None
-
-
 def encode(
     data: PreparedData, inputs: str, backbone: str | None = None, features: Tensor | None = None
 ) -> PreparedData:
@@ -535,8 +509,8 @@ def encode(
         features: Of all instances, in the order of the source, [N, d].
     """
     if inputs == AS_READ or features is None:
-        return replace(data, encoding=asdict(Encoding()))
-    known = asdict(Encoding(inputs, backbone, digest_features(features)))
+        return replace(data, encoding=Encoding())
+    known = Encoding(inputs, backbone, digest_features(features))
     rows = standardize(features, data.parts["train"])
     own = {part: rows[torch.from_numpy(ids)] for part, ids in data.parts.items()}
     if inputs == FEATURES:

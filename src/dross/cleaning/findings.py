@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._checks import fits
 from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
@@ -16,8 +15,8 @@ from .plans import (
     describe_figure,
     find_vanished,
     name_figures,
-    read_recommended,
 )
+from .project_info import ProjectInfo
 
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8
@@ -29,33 +28,18 @@ _SECONDS_PER_CHECK = 4.5
 _POOR_AGREEMENT = 1 / 3  # see `split_half_agreement`
 
 
-def name_measure(about: dict[str, Any]) -> str:
-    """What the scores are changes of, given `Project.about`.
-
-    For classes it is the mean of 1 - p(label); for chats, the same for the tokens of the answers.
-    For numbers, every held-out instance counts from 0, where the prediction is exact, to 1, where
-    it is far off.
-    """
-    return "expected held-out error" if is_share(about) else "bounded held-out error"
-
-
-def is_share(about: dict[str, Any]) -> bool:
-    """Whether the scores are changes of a share, which are shown in percentage points."""
-    return bool(about["classes"]) or about.get("kind") == CHATS
-
-
-def describe_change(value: float, about: dict[str, Any]) -> str:
+def describe_change(value: float, info: ProjectInfo) -> str:
     """A score in words, such as "the expected held-out error falls by 0.020 points".
 
-    Takes a change that is not 0, and `Project.about`.
+    Takes a change that is not 0, and `Project.info`.
     """
     moves = "falls" if value < 0 else "rises"
-    return f"the {name_measure(about)} {moves} by {describe_amount(value, about)}"
+    return f"the {info.measure} {moves} by {describe_amount(value, info)}"
 
 
-def describe_amount(value: float, about: dict[str, Any]) -> str:
+def describe_amount(value: float, info: ProjectInfo) -> str:
     """The size of a change without its sign, in percentage points where it is of a share."""
-    return f"{format_amount(100 * value)} points" if is_share(about) else format_amount(value)
+    return f"{format_amount(100 * value)} points" if info.is_share else format_amount(value)
 
 
 def format_amount(value: float) -> str:
@@ -68,41 +52,41 @@ def format_amount(value: float) -> str:
     return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
-def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
+def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
     """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
 
     If the runs agree poorly, or labels should be checked, another sentence says so. Takes
-    `Project.about` and `Project.instances`.
+    `Project.info` and `Project.instances`.
     """
-    what, why = describe_recommendation(about, instances)
-    sentences = [f"{what} {why}", _describe_wrong(about)]
-    sentences += [describe_checked(about), describe_checks(about)]
-    sentences += [_harmful(about, instances), warn_of_disagreement(about), describe_copies(about)]
+    what, why = describe_recommendation(info, instances)
+    sentences = [f"{what} {why}", _describe_wrong(info)]
+    sentences += [describe_checked(info), describe_checks(info)]
+    sentences += [_harmful(info, instances), warn_of_disagreement(info)]
+    sentences.append(describe_copies(info.copies, info.counts))
     return [sentence for sentence in sentences if sentence]
 
 
-def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[str, str]:
+def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, str]:
     """What is recommended, and what that does to models, how sure that is, and what to look at.
 
-    Takes `Project.about` and `Project.instances`.
+    Takes `Project.info` and `Project.instances`.
     """
-    recommendation = about["recommendation"]
-    reason = recommendation["reason"]
-    plan = read_recommended(about)
+    reason = info.recommendation.reason
+    plan = info.recommendation.plan
     if plan is None:
         return "Recommended: change nothing.", reason
     actions, comma, note = plan.what.partition(", ")  # as in "remove 1, as checked by you"
-    what = f"Recommended: {actions} of {about['counts']['train']:,} instances{comma}{note}."
+    what = f"Recommended: {actions} of {info.counts['train']:,} instances{comma}{note}."
     figures = describe_figures(plan)
     if not figures:
         why = reason
-    elif about.get("kind") == CHATS:
+    elif info.kind == CHATS:
         why = f"On held-out examples: {figures}. {reason}"
     else:
         why = f"Models get better beyond chance on held-out instances: {figures}."
     warnings = ""
-    if about["classes"]:
-        warnings = _warn_of_one_class(instances) + _warn_of_vanished(plan, about, instances)
+    if info.classes:
+        warnings = _warn_of_one_class(instances) + _warn_of_vanished(plan, info, instances)
     return what, why + warnings
 
 
@@ -120,27 +104,26 @@ def describe_figures(plan: PlanResult) -> str:
     return "; ".join(changes)
 
 
-def _describe_wrong(about: dict[str, Any]) -> str:
-    """How many labels are estimated to be wrong, given `Project.about`."""
-    noise: Any = about.get("noise")
-    if not fits(noise, dict[str, float]):
-        return ""  # chats
-    if about["recommendation"]["state"] == "nothing learned":
+def _describe_wrong(info: ProjectInfo) -> str:
+    """How many labels are estimated to be wrong, given `Project.info`."""
+    if info.training is None:
+        return ""
+    if info.recommendation.state == "nothing learned":
         return ""  # no label can be called wrong
-    expected, likely = round(noise["expected_wrong"]), int(noise["likely_wrong"])
+    noise = info.training.noise
     return (
-        f"Estimated wrong labels: about {expected:,} of {int(noise['rows']):,}; {likely:,} are "
-        "more likely wrong than right."
+        f"Estimated wrong labels: about {round(noise.expected_wrong):,} of {noise.rows:,}; "
+        f"{noise.likely_wrong:,} are more likely wrong than right."
     )
 
 
-def describe_checks(about: dict[str, Any]) -> str:
-    """A sentence on labels that a person should check, given `Project.about`; "" if none."""
-    labels = about.get("checked_labels", {})
-    wanted = labels.get("to_check", 0)
-    if not wanted:
+def describe_checks(info: ProjectInfo) -> str:
+    """A sentence on labels that a person should check, given `Project.info`; "" if none."""
+    labels = info.checked_labels
+    if labels is None or not labels.to_check:
         return ""
-    whose = "validation label" if labels["part"] == "validation" else "label"
+    wanted = labels.to_check
+    whose = "validation label" if labels.part == "validation" else "label"
     noun = whose if wanted == 1 else f"{whose}s"
     minutes = max(1, round(wanted * _SECONDS_PER_CHECK / 60))
     return (
@@ -149,32 +132,30 @@ def describe_checks(about: dict[str, Any]) -> str:
     )
 
 
-def describe_checked(about: dict[str, Any]) -> str:
-    """What the labels that a person checked have changed, given `Project.about`; "" if none."""
-    labels = about.get("checked_labels", {})
-    checked, wrong = labels.get("checked", 0), labels.get("wrong", 0)
-    if not checked:
+def describe_checked(info: ProjectInfo) -> str:
+    """What the labels that a person checked have changed, given `Project.info`; "" if none."""
+    labels = info.checked_labels
+    if labels is None or not labels.checked:
         return ""
-    noun = "label" if checked == 1 else "labels"
-    were = "was" if wrong == 1 else "were"
-    said = f"You checked {checked:,} {noun}: {wrong:,} {were} wrong."
-    before = labels.get("before")
-    if not before:
+    noun = "label" if labels.checked == 1 else "labels"
+    were = "was" if labels.wrong == 1 else "were"
+    said = f"You checked {labels.checked:,} {noun}: {labels.wrong:,} {were} wrong."
+    if labels.before is None:
         return said
-    plan = read_recommended(about)
+    plan = info.recommendation.plan
     now = describe_actions(0, 0) if plan is None else plan.what
-    if now == before["what"]:
+    if now == labels.before:
         return f"{said} The recommendation is the same as before: {now}."
-    return f"{said} Recommended before the check: {before['what']}; now: {now}."
+    return f"{said} Recommended before the check: {labels.before}; now: {now}."
 
 
-def warn_of_disagreement(about: dict[str, Any]) -> str | None:
-    """A sentence if the runs of a project agree poorly, given `Project.about`; else None."""
-    agreement = about.get("run_agreement")
-    if not isinstance(agreement, (int, float)) or agreement >= _POOR_AGREEMENT:
+def warn_of_disagreement(info: ProjectInfo) -> str | None:
+    """A sentence if the runs of a project agree poorly, given `Project.info`; else None."""
+    agreement = info.run_agreement
+    if agreement is None or agreement >= _POOR_AGREEMENT:
         return None
     return (
-        f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
+        f"The {info.runs} runs agree poorly on what is harmful (rank correlation "
         f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
         f"A higher `repeats` of dross clean makes it more stable."
     )
@@ -186,20 +167,20 @@ def name_some(classes: Sequence[str]) -> str:
     return named if len(classes) <= _NAMED else f"{named} and {len(classes) - _NAMED} more"
 
 
-def _harmful(about: dict[str, Any], instances: Frame) -> str:
+def _harmful(info: ProjectInfo, instances: Frame) -> str:
     learned = instances["learned_in"]
     always = (instances["harmful_in"] == learned) & (learned > 0)
     several = int(learned.max()) > 1
     which = "every run that learned them" if several else "the run that was recorded"
     return (
         f"{int(always.sum()):,} of {len(instances):,} training instances raise the "
-        f"{name_measure(about)} in {which}."
+        f"{info.measure} in {which}."
     )
 
 
-def _warn_of_vanished(plan: PlanResult, about: dict[str, Any], instances: Frame) -> str:
+def _warn_of_vanished(plan: PlanResult, info: ProjectInfo, instances: Frame) -> str:
     """A plan may take the last instances of a class."""
-    gone = find_vanished(instances["label"], plan.removed, plan.relabelled, about["classes"])
+    gone = find_vanished(instances["label"], plan.removed, plan.relabelled, info.classes)
     if not gone:
         return ""
     it = "it" if len(gone) == 1 else "them"
@@ -228,7 +209,7 @@ def _warn_of_one_class(instances: Frame) -> str:
 
 
 def show_project(
-    folder: Path, about: dict[str, Any], instances: Frame, verdicts: list[dict[str, Any]]
+    folder: Path, info: ProjectInfo, instances: Frame, verdicts: list[dict[str, Any]]
 ) -> str:
     """What a project looks like in a notebook, as HTML.
 
@@ -239,7 +220,7 @@ def show_project(
     first = instances.sort_values("harm_rank").head(_ROWS)
     return render(
         "project.html",
-        findings=list_findings(about, instances),
+        findings=list_findings(info, instances),
         table=safe(first[_COLUMNS].to_html(border=0)),
         folder=str(folder),
         verdict=verdicts[-1] if verdicts else None,

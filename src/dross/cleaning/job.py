@@ -1,69 +1,32 @@
-"""What one call of `dross clean` is about: its options, its data, and where its results go."""
+"""What the stages of `dross clean` share, and how long the rest of them takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from .._checks import check_count, check_name
-from ..errors import InvalidInput
-from ..record.plan import check_batch_size, check_epochs
+from .._text import say_bytes, say_duration
+from ..tape.retention import DefaultRetention, EveryStep
 from .features import NONE
 from .inputs import Request
-from .label_noise import PRIORS
+from .label_noise import MOST_LEARNED
 from .modality import PreparedData
-from .training import MODELS, Pair
-
-_MAX_RUNS = 1000
-_MAX_CHECKED = 100_000
-_MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
-_WHY_RUNS = "each trains new models and keeps them on the disk"
-_WHY_CHECKED = "each is checked by a training without it"
-CPU = torch.device("cpu")
-_ASSUMED = {"images": "annotated", "text": "annotated"}  # all else is observed
+from .plans import MOST_MEASURED
+from .project_info import JobInfo, Options
+from .training import Pair, SearchResult
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to train and score. Together with the request and the data, it decides the outcome."""
-
-    model: str | None = None
-    make: str | None = None  # module:function that builds a model of the user's own
-    repeats: int = 4
-    lr: float | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    check: int = 16
-    validation_is_clean: bool = False  # no label of the validation part is doubted
-    labels: str | None = None  # annotated or observed; by default the kind of data decides
-
-    def __post_init__(self):
-        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=_WHY_RUNS)
-        check_count(self.check, "check", at_least=1, at_most=_MAX_CHECKED, because=_WHY_CHECKED)
-        if self.epochs is not None:
-            check_epochs(self.epochs)
-        if self.batch_size is not None:
-            check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
-        if self.model is not None:
-            check_name("model", self.model, MODELS)
-        if self.labels is not None:
-            check_name("labels", self.labels, tuple(PRIORS))
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything that the stages of `dross clean` share."""
 
-    request: Request
-    options: Options
+    info: JobInfo
     prepared: PreparedData
-    digest: str  # of the data
-    input_files: dict[str, str]  # digests of all that is in them, learnt from or not
     folder: Path
     progress: bool
     say: Say
@@ -71,9 +34,20 @@ class Job:
     device: torch.device = CPU  # where models are trained; it decides nothing else
 
     @property
+    def request(self) -> Request:
+        """Which data are read."""
+        return self.info.request
+
+    @property
+    def options(self) -> Options:
+        """How to train and score."""
+        assert self.info.options is not None
+        return self.info.options
+
+    @property
     def labels(self) -> str:
         """How the labels came about, as given or assumed: annotated or observed."""
-        return self.options.labels or _ASSUMED.get(self.prepared.source.kind, "observed")
+        return self.options.labels_of(self.prepared.source.kind)
 
     @property
     def pair(self) -> Pair:
@@ -84,3 +58,49 @@ class Job:
     def count(self) -> int:
         """The number of training instances."""
         return len(self.prepared.y["train"])
+
+
+# --- its cost ---
+
+
+# Ratios of times, as measured for tables of 2,000 to 30,000 rows.
+_PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows
+_STEP_OF_A_RUN = 0.7  # recorded and retraced, and a step of the search, which trains four models
+_CHECK_PER_TRAINING = 1.1  # counterfactual runs train side by side; 16 of them and 16 others
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the rest of a project is expected to take."""
+
+    seconds: float
+    bytes: float
+
+
+def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
+    """The cost of everything after the labels were examined.
+
+    Arguments:
+        job: With the data and the options.
+        searched: What the search for a recipe found, and how long it took.
+        examined: The seconds that it took to examine the labels.
+    """
+    recipe = searched.recipe
+    steps = recipe.epochs * recipe.steps_per_epoch(job.count)
+    training = steps * searched.seconds_per_step
+    runs = job.options.repeats * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
+    checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.check / 16
+    measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
+    state = 8 * recipe.count_parameters()  # the parameters and their momentum
+    kept = DefaultRetention().resolve(steps, state, 0)
+    states = state * (steps if isinstance(kept, EveryStep) else 2 * np.sqrt(steps))
+    batches = 8 * steps * recipe.batch_size
+    return Cost(
+        _PLANS_PER_EXAMINED * measured * examined + runs + checks,
+        job.options.repeats * float(states + batches),
+    )
+
+
+def describe_cost(cost: Cost) -> str:
+    """The cost in words, as a sentence."""
+    return f"Expected from here: about {say_duration(cost.seconds)} and {say_bytes(cost.bytes)}."

@@ -154,7 +154,7 @@ def judge(
     """
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
-    has_chats = project.about["kind"] == CHATS
+    has_chats = project.info.kind == CHATS
     count = seeds if seeds is not None else QUICK_SEEDS if quick or has_chats else SEEDS
     check_seeds(count)
     here = choose_device(device)
@@ -169,7 +169,9 @@ def judge(
         open_judgement = importlib.import_module(_ABOVE).open_judgement
         judgement = open_judgement(project, edits, count, device=here, progress=progress)
     else:
-        model = None if estimator is None else find_model(estimator, project.about["task"])
+        training = project.info.training
+        assert training is not None  # only chats have none
+        model = None if estimator is None else find_model(estimator, project.info.task)
         prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
         judgement = RowJudgement(
             edits=edits,
@@ -179,14 +181,10 @@ def judge(
             prepared=prepared,
             rows=project_rows(project, prepared),
             recipe=replace(recipe, device=str(here)),
-            labels=project.about["labels"],
+            labels=training.labels,
             assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
             model=model,
-            made_from={
-                "data": project.about["digest"],
-                "recipe": recipe.to_json(),
-                "make": project.about["options"]["make"],
-            },
+            made_from={"job": project.info.job, "recipe": vars(training.recipe)},
         )
     store = ResultStore.under(project.folder / "judging", judgement.settings)
     with show_progress(project.folder, judgement.models) as tell:

@@ -151,6 +151,18 @@ def consecutive_ids(sizes: dict[str, int]) -> dict[str, np.ndarray]:
 # split_dataset ---
 
 
+AS_READ, FEATURES, BOTH = "as read", "features", "both"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How instances become inputs, as a project keeps it."""
+
+    inputs: str = AS_READ  # AS_READ, FEATURES or BOTH
+    backbone: str | None = None
+    digest: str | None = None  # of the features
+
+
 @dataclass(frozen=True)
 class PreparedData:
     """Everything that training and its reports need to know of a data set."""
@@ -164,7 +176,7 @@ class PreparedData:
     notes: list[str]
     scale: tuple[float, float]  # of a regression: the model learns (y - scale[0]) / scale[1]
     root: Path | None  # where pictures are
-    encoding: dict[str, str | None] = field(default_factory=dict)  # see features/encode.py
+    encoding: Encoding = field(default_factory=Encoding)  # see `features.encode`
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,13 +10,9 @@ from torch import Tensor
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
 from .features import (
-    AS_READ,
-    BOTH,
-    FEATURES,
     NONE,
     PICTURE_BACKBONE,
     TEXT_BACKBONE,
-    Encoding,
     check_backbone,
     compute_features,
     encode,
@@ -26,10 +22,19 @@ from .features import (
 )
 from .images import ImageEncoder
 from .inputs import Request
-from .job import Job, Options
-from .modality import PreparedData
-from .project_files import read_intact, read_json, write_sealed
-from .training import SEARCHED_EPOCHS, Pair, Recipe, SearchResult, default_batch_size, search_rate
+from .job import Job
+from .modality import AS_READ, BOTH, FEATURES, Encoding, PreparedData
+from .project_files import read_intact, read_sealed, write_sealed
+from .project_info import Options
+from .training import (
+    SEARCHED_EPOCHS,
+    Pair,
+    Recipe,
+    RecipeSettings,
+    SearchResult,
+    default_batch_size,
+    search_rate,
+)
 from .user_code import import_function
 
 _SMALLEST_PICTURE = 12  # pixels; a pretrained model sees nothing in a smaller one
@@ -139,7 +144,7 @@ class Encoder:
             job.prepared,
             backbone,
             job.folder,
-            job.digest,
+            job.info.digest,
             device=job.device,
             progress=job.progress,
         )
@@ -189,8 +194,21 @@ def add_note(data: PreparedData, note: Any) -> PreparedData:
     return replace(data, notes=[*data.notes, note]) if note else data
 
 
-_LOWERED = "lowered"  # in search.json: the learning rate, where training at the found one diverged
-_FOUND = {"rate", "epochs", "curves", "searched_epochs"}  # in search.json
+_FILE = "search.json"
+
+
+@dataclass(frozen=True)
+class KeptSearch:
+    """The content of search.json: a stopped call of `dross clean` continues from it."""
+
+    recipe: RecipeSettings
+    curves: dict[float, list[float]]
+    searched_epochs: list[int]
+    seconds_per_step: float
+    enlarged: float
+    encoding: Encoding
+    note: str
+    lowered: float | None = None  # the learning rate, where training at the found one diverged
 
 
 def find_recipe(job: Job) -> tuple[Job, SearchResult]:
@@ -199,8 +217,8 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     Returns:
         The job with the inputs that its models learn, and what the search found.
     """
-    saved = read_intact(job.folder / "search.json")
-    if isinstance(saved, dict) and set(saved) >= _FOUND:
+    saved = read_intact(job.folder / _FILE, KeptSearch)
+    if saved is not None:
         again = _reuse(job, saved)
         if again is not None:
             return again
@@ -214,18 +232,16 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     taken = take_best(trials, failure)
     note = describe_choice(trials, taken, kind)
     recipe = taken.found.recipe
-    kept = {
-        "rate": recipe.rate,
-        "epochs": recipe.epochs,
-        "curves": taken.found.curves,
-        "searched_epochs": taken.found.epochs,
-        "seconds_per_step": taken.found.seconds_per_step,
-        "enlarged": taken.found.enlarged,
-        "model": recipe.model,
-        "encoding": taken.data.encoding,
-        "note": note,
-    }
-    write_sealed(job.folder / "search.json", kept)
+    kept = KeptSearch(
+        recipe=recipe.settings,
+        curves=taken.found.curves,
+        searched_epochs=taken.found.epochs,
+        seconds_per_step=taken.found.seconds_per_step,
+        enlarged=taken.found.enlarged,
+        encoding=taken.data.encoding,
+        note=note,
+    )
+    write_sealed(job.folder / _FILE, kept)
     if note:
         job.say(note)
     job.say(
@@ -265,37 +281,36 @@ def _hold_out(data: PreparedData, seed: int) -> tuple[Pair, Pair]:
     return (x[learned], y[learned]), (x[held_out], y[held_out])
 
 
-def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
-    """What an earlier attempt found; None where it cannot be read any more."""
-    encoding = Encoding.from_json(saved.get("encoding"))
-    model = saved.get("model", list_candidates(job)[0].model)
-    if encoding is None or not isinstance(model, str):
-        return None
+def _reuse(job: Job, saved: KeptSearch) -> tuple[Job, SearchResult] | None:
+    """What an earlier attempt found; None where its features cannot be read any more."""
     try:
-        data = encode_again(job.prepared, encoding, job.folder, job.digest)
+        data = encode_again(job.prepared, saved.encoding, job.folder, job.info.digest)
     except CorruptFile:
         return None
-    recipe = _base_recipe(job, model, data)
-    recipe = replace(recipe, rate=saved["rate"], epochs=saved["epochs"])
-    curves = {float(rate): losses for rate, losses in saved["curves"].items()}
-    tried = saved["searched_epochs"]
-    again = replace(job, prepared=add_note(data, saved.get("note")))
-    pace = {name: saved[name] for name in ("seconds_per_step", "enlarged") if name in saved}
-    return again, SearchResult(recipe, curves, tried, **pace)
+    recipe = _base_recipe(job, saved.recipe.model, data)
+    recipe = replace(recipe, rate=saved.recipe.rate, epochs=saved.recipe.epochs)
+    found = SearchResult(
+        recipe,
+        curves=saved.curves,
+        epochs=saved.searched_epochs,
+        seconds_per_step=saved.seconds_per_step,
+        enlarged=saved.enlarged,
+    )
+    return replace(job, prepared=add_note(data, saved.note)), found
 
 
 def lower_rate(job: Job, recipe: Recipe) -> Recipe:
     """A third of the learning rate, also when an interrupted attempt continues."""
-    path = job.folder / "search.json"
+    path = job.folder / _FILE
     lowered = replace(recipe, rate=recipe.rate / 3)
-    write_sealed(path, read_json(path) | {_LOWERED: lowered.rate})
+    write_sealed(path, replace(read_sealed(path, KeptSearch), lowered=lowered.rate))
     return lowered
 
 
 def use_lowered_rate(job: Job, recipe: Recipe) -> Recipe:
     """The recipe at the learning rate that an earlier attempt had to lower it to, if it had."""
-    saved = read_json(job.folder / "search.json")
-    return replace(recipe, rate=saved.get(_LOWERED, recipe.rate))
+    saved = read_sealed(job.folder / _FILE, KeptSearch)
+    return replace(recipe, rate=saved.lowered or recipe.rate)
 
 
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,12 +17,12 @@ from .checked_labels import CheckedLabels, read_checked, settle_labels
 from .duplicates import MOST_COMPARED, find_copies
 from .examine import examine
 from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
-from .job import Job, Options, Say
+from .job import Job, Say
 from .memory import file_name, is_given, keep_files, take_given
 from .modality import ENCODER_VERSION, PARTS, PreparedData, data_digest
 from .model_choice import choose_backbone, count_trainings, find_recipe
-from .output_folder import check_answer, claimed_folder
-from .project import FORMAT, Project
+from .project import Project, check_answer, claimed_folder
+from .project_info import JobInfo, Options
 from .reopen import names_code
 from .tracking import report_plan
 from .user_code import source_digest
@@ -136,21 +136,6 @@ def clean(
         worst = project.instances.sort_values("harm_rank").head(20)
         X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
-    asked: dict[str, Any] = {
-        "label": label,
-        "text": text,
-        "images": images,
-        "validation": validation,
-        "test": test,
-        "task": task,
-        "columns": dict(columns or {}),
-        "seed": seed,
-        "separator": separator,
-        "na": None if na is None else list(na),
-        "features": None if features is None else _absolute(features),
-        "backbone": backbone,
-        "encoder": ENCODER_VERSION,
-    }
     options = Options(
         model=model,
         make=make,
@@ -162,89 +147,127 @@ def clean(
         validation_is_clean=validation_is_clean,
         labels=labels,
     )
-    folder = _default_folder(data) if out is None else Path(out)
-    here, say = choose_device(device), say or (lambda _: None)
-    rest = (options, folder, here, overwrite, progress, say)
+    asked: dict[str, Any] = {
+        "text": text,
+        "images": images,
+        "task": task,
+        "columns": dict(columns or {}),
+        "seed": seed,
+        "separator": separator,
+        "na": None if na is None else list(na),
+        "features": None if features is None else absolute(features),
+        "backbone": backbone,
+        "encoder": ENCODER_VERSION,
+    }
+    call = _Call(
+        options=options,
+        folder=_default_folder(data) if out is None else Path(out),
+        device=choose_device(device),
+        overwrite=overwrite,
+        progress=progress,
+        say=say or (lambda _: None),
+    )
+    parts = {"validation": validation, "test": test}
     if not is_given(data):
-        return _clean(_request_files(data, asked), None, *rest)
+        return call.run(_request_files(data, label, parts, asked))
     with TemporaryDirectory(prefix="dross-") as place:
-        return _clean(_request_given(data, asked, Path(place)), Path(place), *rest)
+        request = _request_given(data, label, parts, asked, Path(place))
+        return call.run(request, kept_in=Path(place))
 
 
-def _request_files(data: Any, asked: dict[str, Any]) -> Request:
+def _request_files(
+    data: Any, label: str | None, parts: dict[str, Any], asked: dict[str, Any]
+) -> Request:
     """The request for a file, a folder or a function."""
-    for name in ("label", *PARTS[1:]):
-        if is_given(asked[name]):
+    for name, value in {"label": label, **parts}.items():
+        if is_given(value):
             raise InvalidInput(
-                f"{name} has the type {type(asked[name]).__name__}, but the data are the name of a "
+                f"{name} has the type {type(value).__name__}, but the data are the name of a "
                 "file. Give both as files and columns, or both as data: dross.clean(X, y)."
             )
-    paths = {part: _absolute(asked[part]) for part in PARTS[1:] if asked[part] is not None}
-    said: dict[str, Any] = asked | paths
-    return Request(_absolute(data), **said)
+    paths = {part: absolute(path) for part, path in parts.items() if path is not None}
+    return Request(absolute(data), label, **paths, **asked)
 
 
-def _request_given(data: Any, asked: dict[str, Any], place: Path) -> Request:
+def _request_given(
+    data: Any, label: Any, parts: dict[str, Any], asked: dict[str, Any], place: Path
+) -> Request:
     """The request for data themselves, which are written under `place` as files."""
-    others = {part: asked[part] for part in PARTS[1:]}
-    kept = {
-        part: file_name(part) if is_given(value) else None if value is None else _absolute(value)
-        for part, value in others.items()
+    given = take_given(data, label, parts, place, text=asked["text"], images=asked["images"])
+    paths = {
+        part: file_name(part) if is_given(value) else absolute(value)
+        for part, value in parts.items()
+        if value is not None
     }
-    options = {name: asked[name] for name in ("text", "images")}
-    given = take_given(data, asked["label"], others, place, **options)
-    said: dict[str, Any] = {
-        "label": given.label,
+    found: dict[str, Any] = {
         "text": given.text,
         "images": given.images,
         "columns": given.columns | asked["columns"],
         "given": given.about,
     }
-    whole: dict[str, Any] = asked | kept | said
-    return Request(file_name("train"), **whole)
+    return Request(file_name("train"), given.label, **paths, **(asked | found))
 
 
-def _clean(
-    request: Request,
-    place: Path | None,
-    options: Options,
-    folder: Path,
-    device: torch.device,
-    overwrite: bool,
-    progress: bool,
-    say: Say,
-) -> Project:
-    """place: where data that were given from Python lie as files, until the folder keeps them."""
-    located = request if place is None else request.located(place)
-    files = digest_inputs(located)  # before they are read: what changes later is noticed
-    prepared = prepare(located)
-    files |= digest_listed_pictures(located, prepared)
-    _describe_data(prepared, say)
-    backbone, advice = choose_backbone(request, options, prepared)
-    if advice:
-        say(advice)
-    digest = data_digest(prepared)
-    chosen = (backbone, device)
-    job = Job(request, options, prepared, digest, files, folder, progress, say, *chosen)
-    say(_describe_labels(job))
-    begun = _describe_job(job)
-    with claimed_folder(folder, request, begun, overwrite) as finished:
-        if place is not None:
-            keep_files(place, folder)
-        checked = read_checked(folder, prepared)
-        if settle_labels(folder, checked) and finished is not None:
-            say(f"Everything is there already, in {folder}.")
-            return check_answer(finished, begun)
-        if checked:
-            say(checked.describe())
-        with overall_progress("dross clean", _STAGES, show=progress) as stages:
-            project = _run_stages(job, checked, begun, stages)
-        report_plan(project.recommended)
-        return check_answer(project, begun)
+@dataclass(frozen=True)
+class _Call:
+    """One call of `clean`, but for the data."""
+
+    options: Options
+    folder: Path
+    device: torch.device
+    overwrite: bool
+    progress: bool
+    say: Say
+
+    def run(self, request: Request, kept_in: Path | None = None) -> Project:
+        """Read the data, claim the folder, and fill it.
+
+        Arguments:
+            request: Which data are read.
+            kept_in: Where data from Python's memory lie as files, until the folder keeps them.
+        """
+        located = request if kept_in is None else request.located(kept_in)
+        files = digest_inputs(located)  # before they are read: what changes later is noticed
+        prepared = prepare(located)
+        _describe_data(prepared, self.say)
+        backbone, advice = choose_backbone(request, self.options, prepared)
+        if advice:
+            self.say(advice)
+        info = JobInfo(
+            request=request,
+            options=self.options,
+            digest=data_digest(prepared),
+            input_files=files | digest_listed_pictures(located, prepared),
+            model_source=source_digest(self.options.make) if self.options.make else None,
+            data_source=source_digest(request.data) if names_code(request) else None,
+        )
+        job = Job(
+            info=info,
+            prepared=prepared,
+            folder=self.folder,
+            progress=self.progress,
+            say=self.say,
+            backbone=backbone,
+            device=self.device,
+        )
+        self.say(_describe_labels(job))
+        with claimed_folder(self.folder, info, self.overwrite) as finished:
+            if kept_in is not None:
+                keep_files(kept_in, self.folder)
+            checked = read_checked(self.folder, prepared)
+            if settle_labels(self.folder, checked) and finished is not None:
+                self.say(f"Everything is there already, in {self.folder}.")
+                return check_answer(finished, info)
+            if checked:
+                self.say(checked.describe())
+            with overall_progress("dross clean", _STAGES, show=self.progress) as stages:
+                project = _run_stages(job, checked, stages)
+            report_plan(project.recommended)
+            return check_answer(project, info)
 
 
-def _absolute(given: str | os.PathLike) -> str:
-    """An absolute path, as a project may be opened from elsewhere; module:function stays as is."""
+def absolute(given: str | os.PathLike) -> str:
+    """An absolute path, as a project may be opened from elsewhere; other names stay as they are."""
     return str(Path(given).resolve()) if os.path.exists(given) else str(given)
 
 
@@ -254,9 +277,7 @@ def _default_folder(data: Any) -> Path:
     return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
 
 
-def _run_stages(
-    job: Job, checked: CheckedLabels, begun: dict[str, Any], stages: Overall
-) -> Project:
+def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
     """Everything after the data were read."""
     started = time.monotonic()
     stages.begin("search", bars=count_trainings(job))
@@ -267,15 +288,8 @@ def _run_stages(
     copies, counts = find_copies(job.prepared, device=job.device, progress=job.progress)
     outcome = examine(job, searched, copies, checked, stages)
     stages.begin("writing")
-    return write_project(
-        job,
-        searched,
-        outcome,
-        copies=copies,
-        counts=counts,
-        begun=begun,
-        seconds=time.monotonic() - started,
-    )
+    seconds = time.monotonic() - started
+    return write_project(job, searched, outcome, copies=copies, counts=counts, seconds=seconds)
 
 
 def _describe_data(prepared: PreparedData, say: Say) -> None:
@@ -311,20 +325,3 @@ def _describe_labels(job: Job) -> str:
 def other_kind(labels: str) -> str:
     """The kind of labels that was not assumed."""
     return "observed" if labels == "annotated" else "annotated"
-
-
-def _describe_job(job: Job) -> dict[str, Any]:
-    """The content of begun.json: with anything else, a folder holds another job."""
-    begun: dict[str, Any] = {
-        "made_by": "dross",
-        "format": FORMAT,
-        "request": job.request.to_json(),
-        "options": asdict(job.options),
-        "digest": job.digest,
-        "input_files": job.input_files,
-    }
-    if job.options.make is not None:
-        begun["model_source"] = source_digest(job.options.make)
-    if names_code(job.request):
-        begun["data_source"] = source_digest(job.request.data)
-    return begun

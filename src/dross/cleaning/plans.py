@@ -19,13 +19,12 @@ Neither counts where the error or the log loss on the same rows gets worse.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
-from .._checks import fit_together, fits
 from .._progress import show_progress
 from ..data.seeds import mix_seeds
 from .label_noise import (
@@ -119,31 +118,6 @@ class PlanResult(Edits):
 
     def __repr__(self) -> str:
         return f"<plan {self.name}: {self.what}>"
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as project.json keeps it."""
-        return {
-            "name": self.name,
-            "what": self.what,
-            "removed": [int(id) for id in self.removed],
-            "relabelled": [[int(id), label] for id, label in self.relabelled.items()],
-            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
-        }
-
-    @staticmethod
-    def from_json(saved: dict[str, Any]) -> "PlanResult":
-        """Read what `to_json` wrote."""
-        figures = {
-            name: Figure(**(figure | {"interval": tuple(figure["interval"])}))
-            for name, figure in saved["figures"].items()
-        }
-        return PlanResult(
-            removed=np.array(saved["removed"], dtype=np.int64),
-            relabelled={int(id): str(label) for id, label in saved["relabelled"]},
-            name=saved["name"],
-            what=saved["what"],
-            figures=figures,
-        )
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -440,15 +414,6 @@ class Recommendation:
         """The recommended plan; None: do nothing."""
         return next((plan for plan in self.plans if plan.name == self.recommended), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """The recommendation as project.json keeps it."""
-        return {
-            "state": self.state,
-            "reason": self.reason,
-            "recommended": self.recommended,
-            "plans": [plan.to_json() for plan in self.plans],
-        }
-
 
 def recommend(
     rows: Rows,
@@ -681,69 +646,6 @@ def describe_actions(removed: int, relabelled: int) -> str:
     return actions or "change nothing"
 
 
-def read_plans(about: dict[str, Any]) -> list[PlanResult]:
-    """The plans of a project, the best first, given `Project.about`."""
-    saved = about.get("recommendation", {}).get("plans", [])
-    return [PlanResult.from_json(plan) for plan in saved]
-
-
-def read_recommended(about: dict[str, Any]) -> PlanResult | None:
-    """The recommended plan, given `Project.about`; None: change nothing."""
-    name = about.get("recommendation", {}).get("recommended")
-    return next((plan for plan in read_plans(about) if plan.name == name), None)
-
-
-def is_recommendation(saved: Any, counts: Mapping[str, int], classes: Sequence[str]) -> bool:
-    """Whether a value is a recommendation as project.json keeps it.
-
-    Arguments:
-        saved: The value.
-        counts: How many instances each part has.
-        classes: The names of the classes; none where labels are numbers.
-    """
-    if not fits(saved, dict) or not fits(saved.get("plans"), list[dict]):
-        return False
-    if not fits(saved.get("reason"), str) or not fits(saved.get("state"), str):
-        return False
-    count = counts.get("train", 0)
-    if not all(_is_plan(plan, count, classes) for plan in saved["plans"]):
-        return False
-    names = (plan["name"] for plan in saved["plans"])
-    return "recommended" in saved and saved["recommended"] in (None, *names)
-
-
-def _is_plan(saved: dict[str, Any], count: int, classes: Sequence[str]) -> bool:
-    """Whether an object is a plan for `count` instances as `PlanResult.to_json` writes it."""
-    hints: dict[str, Any] = {
-        "name": str,
-        "what": str,
-        "removed": list[int],
-        "relabelled": list[list],
-        "figures": dict[str, dict],
-    }
-    if set(saved) != set(hints) or not fit_together(saved, hints):
-        return False
-    pairs = saved["relabelled"]
-    if any(len(pair) != 2 or not fits(pair[0], int) or not fits(pair[1], str) for pair in pairs):
-        return False
-    if not all(0 <= id < count for id in [*saved["removed"], *(pair[0] for pair in pairs)]):
-        return False
-    if classes and not all(label in classes for _, label in pairs):
-        return False
-    return all(_is_figure(figure) for figure in saved["figures"].values())
-
-
-def _is_figure(saved: dict[str, Any]) -> bool:
-    numbers = ("before", "after", "change")
-    interval: Any = saved.get("interval")
-    return (
-        set(saved) == {*numbers, "interval"}
-        and all(fits(saved[name], float) for name in numbers)
-        and fits(interval, list[float])
-        and len(interval) == 2
-    )
-
-
 def name_figures(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     """The figures of a plan that people see, by their names in a verdict."""
     return {title: figures[name] for name, title in _TITLES.items() if name in figures}
@@ -804,24 +706,25 @@ def find_vanished(
     return [name for name in classes if name in gone]
 
 
-def draw_plans(panels: Sequence[Any], about: dict[str, Any], measures: Sequence[str]) -> None:
+def draw_plans(
+    panels: Sequence[Any], recommendation: Recommendation, measures: Sequence[str]
+) -> None:
     """Draw the change of each measure under every plan with its interval, a panel per measure.
 
     Arguments:
         panels: Axes, one for each measure.
-        about: `Project.about`.
-        measures: Names of `list_measures(about)`.
+        recommendation: The plans.
+        measures: Names of `list_measures(recommendation.plans)`.
     """
     from .._figures import BLUE
 
-    plans = [plan for plan in read_plans(about)[::-1] if plan.figures]
-    recommended = about["recommendation"].get("recommended")
+    plans = [plan for plan in recommendation.plans[::-1] if plan.figures]
     places = np.arange(len(plans))
     for panel, name in zip(panels, measures, strict=True):
         unit = 100 if name in ERROR_MEASURES else 1
         for place, plan in zip(places, plans, strict=True):
             figure = name_figures(plan.figures)[name]
-            chosen = plan.name == recommended
+            chosen = plan.name == recommendation.recommended
             colour = BLUE if chosen else "0.45"
             low, high = figure.interval
             panel.plot([unit * low, unit * high], [place, place], color=colour, linewidth=1.5)
@@ -835,9 +738,9 @@ def draw_plans(panels: Sequence[Any], about: dict[str, Any], measures: Sequence[
         panel.locator_params(axis="x", nbins=5)
 
 
-def list_measures(about: dict[str, Any]) -> list[str]:
+def list_measures(plans: Sequence[PlanResult]) -> list[str]:
     """The measures of a picture of all plans; empty where no plan was measured."""
-    named = [name_figures(plan.figures) for plan in read_plans(about) if plan.figures]
+    named = [name_figures(plan.figures) for plan in plans if plan.figures]
     if not named:
         return []
     shown = [name for name in named[0] if not name.startswith("plain ")]

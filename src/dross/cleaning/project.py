@@ -25,35 +25,47 @@ project.json is written last. It has the digests of the tables and of why.json, 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from .._checks import fit_together, fits
 from .._figures import open_axes
-from ..errors import CorruptFile, InputChanged
+from .._io import hold_lock, make_folder
+from .._text import check_encodable
+from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from .decisions import TRAIN, Decision, Decisions
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
+from .explain import Reasons
 from .findings import show_project
+from .inputs import Request, check_output_folder, input_paths
+from .memory import FOLDER as GIVEN
 from .modality import PARTS, Frame
-from .plans import PlanResult, draw_plans, list_measures, read_plans, read_recommended
+from .plans import PlanResult, draw_plans, list_measures
 from .project_files import (
-    ABOUT,
-    MEND,
-    check_about,
-    explain_lack,
+    BEGUN,
+    INFO,
+    LOCK,
+    delete_stale_files,
+    delete_written,
     explain_missing,
-    read_json,
+    parse_json,
+    read_intact,
+    read_sealed,
     read_table,
     read_whole,
+    set_decisions_aside,
+    write_sealed,
 )
+from .project_info import JobInfo, ProjectInfo
 from .registered import copy_cleaned
 
-FORMAT = 1
 LABELS = "labels.parquet"
 TOKENS = "tokens.parquet"
+_FOR_PEOPLE = ("report.html", "scores.csv", "scores.parquet")
 DIGESTED = (
     "instances.parquet",
     "content.parquet",
@@ -62,13 +74,6 @@ DIGESTED = (
     LABELS,
     "why.json",
 )
-_REASONS = {
-    "hurts": list[list[float | bool | None]],
-    "similar": list[int],
-    "unusual": dict[str, str],
-    "words": list[list[str | float]],
-    "columns": list[list[str | float]],
-}  # of why.json
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Project:
     """
 
     folder: Path
+    info: ProjectInfo  # the content of project.json
 
     @staticmethod
     def open(folder: str | os.PathLike) -> "Project":
@@ -96,44 +102,22 @@ class Project:
 
         Raises:
             CorruptFile: the folder is missing, unfinished, or not one of dross.
-            InputChanged: another version of dross wrote it in another format.
             DrossError: project.json cannot be read.
         """
-        project = Project(Path(folder))
-        if not (project.folder / ABOUT).is_file():
-            raise CorruptFile(explain_missing(project.folder))
-        about = project.about
-        if not isinstance(about, dict) or about.get("made_by") != "dross":
-            raise CorruptFile(f"{project.folder / ABOUT} was not written by dross.")
-        if about.get("format") != FORMAT:
-            raise InputChanged(
-                f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
-                "Run dross clean again."
-            )
-        check_about(project.folder, about)
-        return project
+        folder = Path(folder)
+        if not (folder / INFO).is_file():
+            raise CorruptFile(explain_missing(folder))
+        return Project(folder, read_sealed(folder / INFO, ProjectInfo))
 
-    @staticmethod
-    def describe(folder: Path, about: dict[str, Any]) -> "Project":
-        """A project whose project.json is yet to be written, with this content."""
-        project = Project(folder)
-        project.__dict__["about"] = about
-        return project
-
-    @cached_property
-    def about(self) -> dict[str, Any]:
-        """The content of project.json: request, options, recipe, suggestion, and so on.
-
-        Raises:
-            CorruptFile: the file is not JSON, or not as it was written.
-            DrossError: it cannot be read.
-        """
-        return read_json(self.folder / ABOUT)
+    @property
+    def request(self) -> Request:
+        """What the project was made from."""
+        return self.info.request.located(self.folder)
 
     @property
     def classes(self) -> list[str]:
         """The names of the classes, in the order of the model's outputs; none for a regression."""
-        return self.about["classes"]
+        return self.info.classes
 
     @cached_property
     def instances(self) -> Frame:
@@ -156,23 +140,15 @@ class Project:
         """
         return self._table("instances.parquet")
 
-    @cached_property
+    @property
     def recommended(self) -> PlanResult | None:
-        """The plan that `judge` and `export` follow by default; None: do nothing.
+        """The plan that `judge` and `export` follow by default; None: do nothing."""
+        return self.info.recommendation.plan
 
-        Raises:
-            CorruptFile: a file of the project is not as it was written.
-        """
-        return read_recommended(self.about)
-
-    @cached_property
+    @property
     def plans(self) -> list[PlanResult]:
-        """The plans that were compared with changing nothing, the best first.
-
-        Raises:
-            CorruptFile: a file of the project is not as it was written.
-        """
-        return read_plans(self.about)
+        """The plans that were compared with changing nothing, the best first."""
+        return self.info.recommendation.plans
 
     @cached_property
     def content(self) -> Frame:
@@ -217,7 +193,7 @@ class Project:
         Raises:
             CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
-        return split_content(self._table(COPIES), self.about["counts"], self.folder / COPIES)
+        return split_content(self._table(COPIES), self.info.counts, self.folder / COPIES)
 
     @property
     def labels_to_check(self) -> Frame:
@@ -249,37 +225,30 @@ class Project:
     @property
     def checks_training(self) -> bool:
         """Whether the labels to check are those of training instances: no validation file."""
-        return not self.about["counts"]["validation"]
+        return not self.info.counts["validation"]
 
     @cached_property
-    def _reasons(self) -> dict[str, Any]:
+    def _reasons(self) -> dict[int, Reasons]:
         path = self.folder / "why.json"
-        read_whole(path, self._digests.get(path.name))
-        reasons = read_json(path)
-        if not isinstance(reasons, dict):
-            raise CorruptFile(f"{path} is not as dross writes it. {MEND}")
-        return reasons
+        return parse_json(
+            read_whole(path, self.info.digests.get(path.name)), dict[int, Reasons], path
+        )
 
-    def why(self, id: int) -> dict[str, Any]:
+    def why(self, id: int) -> Reasons:
         """Why an instance is suggested.
 
         Arguments:
             id: the id of a training instance.
 
         Returns:
-            hurts: [[validation id, change of its loss without this instance, verified?], ...];
-            similar: [training ids];
-            unusual: {column: in words};
-            words, columns: [[word or column, how much it speaks for the given label], ...].
-            Each is empty where it was not worked out.
+            The held-out instances that it hurts, similar training instances, what is unusual about
+            it, and the words or columns that speak for and against its label. Each is empty where
+            it was not worked out.
 
         Raises:
             CorruptFile: why.json is not JSON, or not as it was written.
         """
-        reasons = self._reasons.get(str(id), {})
-        if not fit_together(reasons, _REASONS):
-            raise CorruptFile(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
-        return {name: {} if name == "unusual" else [] for name in _REASONS} | reasons
+        return self._reasons.get(id, Reasons())
 
     def picture(self, part: str, id: int) -> bytes | None:
         """A small copy of an instance's picture.
@@ -300,7 +269,6 @@ class Project:
 
         Raises:
             CorruptFile: decisions.sqlite is damaged or not a file of dross.
-            InputChanged: another version of dross wrote it in another format.
             DrossError: it cannot be opened or written.
         """
         return Decisions(self.folder / "decisions.sqlite")
@@ -322,15 +290,16 @@ class Project:
         Raises:
             CorruptFile: one of the files is not JSON, or not as it was written.
         """
-        return [read_json(path) for path in sorted((self.folder / "verdicts").glob("*.json"))]
+        files = sorted((self.folder / "verdicts").glob("*.json"))
+        return [read_sealed(path, dict[str, Any]) for path in files]
 
     def __repr__(self) -> str:
         count = f"{len(self.instances):,} training instances"
-        return f"<Project {self.about['name']}: {count} in {self.folder}>"
+        return f"<Project {self.info.name}: {count} in {self.folder}>"
 
     def _repr_html_(self) -> str:
         """In a notebook: what was found, the first suggestions, and the latest verdict."""
-        return show_project(self.folder, self.about, self.instances, self.verdicts())
+        return show_project(self.folder, self.info, self.instances, self.verdicts())
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot how each plan changes the first measure, the error; the recommended one in blue.
@@ -338,8 +307,8 @@ class Project:
         Arguments, Returns, Raises: as `Scores.plot`.
         """
         ax = open_axes(ax)
-        first = list_measures(self.about)[:1]
-        draw_plans([ax] * len(first), self.about, first)
+        first = list_measures(self.plans)[:1]
+        draw_plans([ax] * len(first), self.info.recommendation, first)
         return ax
 
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
@@ -372,15 +341,121 @@ class Project:
         Raises:
             CorruptFile: a file is missing or not as it was written.
         """
-        for name, digest in self._digests.items():
+        for name, digest in self.info.digests.items():
             read_whole(self.folder / name, digest)
 
-    @property
-    def _digests(self) -> dict[str, str]:
-        digests: Any = self.about.get("digests")
-        if not fits(digests, dict[str, str]):
-            raise explain_lack(self.folder, "digests")
-        return digests
-
     def _table(self, name: str) -> Frame:
-        return read_table(self.folder / name, self._digests.get(name))
+        return read_table(self.folder / name, self.info.digests.get(name))
+
+
+# --- the folder of a project that is being made ---
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The content of begun.json: which job a folder was claimed for."""
+
+    job: str  # see `JobInfo.job`
+    made_by: Literal["dross"] = "dross"
+
+
+@contextmanager
+def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Project | None]:
+    """Inside, no other process writes to the folder, and begun.json says whose it is.
+
+    Arguments:
+        folder: Where the results go.
+        info: The job; its inputs must be elsewhere.
+        overwrite: Delete the results of another job; without it they are refused.
+
+    Returns:
+        The project, if the folder holds the finished result of this very job; else None.
+
+    Raises:
+        InvalidInput: the folder holds something else, or another process writes to it.
+        DrossError: it cannot be written.
+    """
+    check_encodable(str(folder))
+    if info.request.given is None:  # else the folder itself keeps the inputs
+        check_output_folder(folder, input_paths(info.request))
+    _check_ownership(folder)
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise DrossError(f"{folder} cannot be created: {error.strerror or error}.") from error
+    with hold_lock(folder / LOCK, f"the folder {folder}"):
+        _check_ownership(folder)
+        delete_stale_files(folder)
+        finished = _enter(folder, info, overwrite)
+        if finished is None:
+            write_sealed(folder / BEGUN, Begun(info.job))
+        yield finished
+
+
+def _check_ownership(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"{folder} is a file. Choose a folder with `out`.")
+    if _names(folder) and _find_job(folder) is None:
+        raise InvalidInput(
+            f"{folder} exists and was not made by dross. Choose another folder with `out`."
+        )
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+    except OSError as error:
+        raise DrossError(f"{folder} cannot be read: {error.strerror}.") from error
+
+
+def _find_job(folder: Path) -> str | None:
+    """The job that a folder was claimed for; None if dross did not claim it."""
+    begun = read_intact(folder / BEGUN, Begun)
+    if begun is not None:
+        return begun.job
+    info = read_intact(folder / INFO, ProjectInfo)
+    return None if info is None else info.job
+
+
+def _enter(folder: Path, info: JobInfo, overwrite: bool) -> Project | None:
+    """Make room for a job, or find that it is done."""
+    names = _names(folder)
+    if not names:
+        return None
+    if _find_job(folder) == info.job:
+        return _open_whole(folder)
+    if overwrite:
+        delete_written(folder)
+        set_decisions_aside(folder)
+        return None
+    if BEGUN in names <= {BEGUN, GIVEN, "features"}:  # features are of one data set each
+        return None  # an attempt that failed before anything else was done
+    raise InvalidInput(
+        f"{folder} holds a run on other data or with other settings. Choose another folder with "
+        f"`out`, or replace it with `overwrite` "
+        "(decisions that were made there are set aside, not deleted)."
+    )
+
+
+def _open_whole(folder: Path) -> Project | None:
+    """The project, if no file of it is missing or damaged; otherwise None."""
+    try:
+        project = Project.open(folder)
+        project.check_files()
+    except DrossError:
+        return None
+    return project if all((folder / name).exists() for name in _FOR_PEOPLE) else None
+
+
+def check_answer(project: Project, info: JobInfo) -> Project:
+    """Refuse results that are not those of this job, before they are reported as its own.
+
+    Raises:
+        InputChanged: another process has written to the folder.
+    """
+    if project.info.job != info.job:
+        raise InputChanged(
+            f"{project.folder} holds the results of other data or settings: another process has "
+            f"written to it in the meantime. Choose another folder with `out`."
+        )
+    return project

@@ -11,44 +11,23 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
 import pandas
 from pyarrow import ArrowException
 
-from .._checks import fit_together, fits
 from .._io import break_seal, digest_bytes, find_stale, seal, write_json
 from ..errors import CorruptFile, DrossError
-from .modality import PARTS, Frame
-from .plans import is_recommendation
+from .modality import Frame
 
-ABOUT = "project.json"
+INFO = "project.json"
 BEGUN = "begun.json"
 LOCK = "dross.lock"
 MEND = "Run dross clean again; your decisions are kept."
+T = TypeVar("T")
 
-_ALWAYS_THERE = {
-    "name": str,
-    "kind": str,
-    "task": str,
-    "label": str,
-    "classes": list[str],
-    "counts": dict[str, int],
-    "runs": int,
-    "recommendation": dict,
-    "digest": str,
-    "request": dict,
-    "options": dict,
-}  # of project.json
-_CHECKED_LABELS = {
-    "part": str,
-    "count": int,
-    "to_check": int,
-    "checked": int,
-    "wrong": int,
-    "before": dict[str, str] | None,
-    "trusted": bool,
-}  # of its `checked_labels`, which projects of chats do not have
 _TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
 _WRITTEN = re.compile(
     "|".join(
@@ -94,7 +73,7 @@ def delete_written(folder: Path, under: str = "") -> None:
     """
     try:
         if not under:
-            (folder / ABOUT).unlink(missing_ok=True)
+            (folder / INFO).unlink(missing_ok=True)
         for name in list(_walk(folder, under)):
             if name != BEGUN and _WRITTEN.fullmatch(_without_temporary(name)):
                 (folder / name).unlink(missing_ok=True)
@@ -173,7 +152,7 @@ def explain_missing(folder: Path) -> str:
     if (folder / BEGUN).exists():
         return f"dross clean has not finished in {folder}. Run the same command again to go on."
     return (
-        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
+        f"{folder} is not a folder that `dross clean` made: {INFO} is missing. "
         "Run dross clean first."
     )
 
@@ -181,62 +160,65 @@ def explain_missing(folder: Path) -> str:
 # --- their content ---
 
 
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object together with its digest; `read_json` checks it."""
-    write_json(path, seal(value))
+def write_sealed(path: Path, value: Any) -> None:
+    """Write a dataclass as JSON together with its digest; `read_sealed` checks it."""
+    write_json(path, seal(to_json(value)))
 
 
-def read_json(path: Path) -> Any:
-    """The content of one of a project's JSON files, or an error that says what to do."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is not readable JSON ({error}). {MEND}") from None
-    except OSError as error:
-        raise DrossError(f"{path} cannot be read: {error.strerror}.") from error
-    if not isinstance(value, dict):
-        return value
+def read_sealed(path: Path, kind: type[T]) -> T:
+    """The content of a file that `write_sealed` wrote.
+
+    Raises:
+        CorruptFile: the file is not as it was written.
+        DrossError: it cannot be read.
+    """
+    value = parse_json(read_whole(path), dict[str, Any], path)
     content = break_seal(value)
     if content is None:
         raise CorruptFile(f"{path} is damaged: its content is not what dross wrote. {MEND}")
-    return content
+    return _convert(content, kind, path)
 
 
-def read_intact(path: Path) -> Any:
+def read_intact(path: Path, kind: type[T]) -> T | None:
     """The same, or None where the file is missing or damaged and has to be written again."""
     try:
-        return read_json(path) if path.exists() else None
-    except (CorruptFile, DrossError):
+        return read_sealed(path, kind) if path.exists() else None
+    except DrossError:
         return None
 
 
-def check_about(folder: Path, about: dict[str, Any]) -> None:
-    """Refuse the content of a project.json that lacks what all versions write (CorruptFile)."""
-    for key, kind in _ALWAYS_THERE.items():
-        if not fits(about.get(key), kind):
-            raise explain_lack(folder, key)
-    if not set(PARTS) <= set(about["counts"]):
-        raise explain_lack(folder, "counts")
-    if "checked_labels" in about:
-        checked = about["checked_labels"]
-        whole = fit_together(checked, _CHECKED_LABELS) and set(_CHECKED_LABELS) <= set(checked)
-        if not whole or "what" not in (checked["before"] or {"what": ""}):
-            raise explain_lack(folder, "checked_labels")
-    if not is_recommendation(about["recommendation"], about["counts"], about["classes"]):
-        raise explain_lack(folder, "recommendation")
+def to_json(value: Any) -> Any:
+    """Dataclasses and arrays as what JSON can hold."""
+    return msgspec.to_builtins(value, enc_hook=np.ndarray.tolist, str_keys=True)
 
 
-def explain_lack(folder: Path, key: str) -> CorruptFile:
-    """The error where project.json does not have a key as dross writes it."""
-    return CorruptFile(f"{folder / ABOUT} lacks a valid '{key}'. {MEND}")
+def parse_json(raw: bytes, kind: type[T], path: Path) -> T:
+    """JSON as a value of a type; raises CorruptFile."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path} is not readable JSON ({error}). {MEND}") from None
+    return _convert(value, kind, path)
 
 
-def read_whole(path: Path, digest: str | None) -> bytes:
+def _convert(value: Any, kind: type[T], path: Path) -> T:
+    try:
+        return msgspec.convert(value, kind, dec_hook=_read_ids, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise CorruptFile(f"{path} is damaged: {error}. {MEND}") from None
+
+
+def _read_ids(kind: type, value: Any) -> np.ndarray:
+    """Of the types that msgspec does not know, only arrays of ids are kept in JSON."""
+    return np.array(msgspec.convert(value, list[int]), dtype=np.int64)
+
+
+def read_whole(path: Path, digest: str | None = None) -> bytes:
     """The bytes of a file, once they are known to be those that were written.
 
     Arguments:
         path: Of the file.
-        digest: Of what was written; None where an earlier version kept none.
+        digest: Of what was written; None where the content has one of its own.
 
     Raises:
         CorruptFile: the file is missing, or not as it was written.

@@ -2,30 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
 
-from .._checks import fit_together, fits
 from ..errors import InputChanged
-from .features import Encoding, encode_again
+from .features import encode_again
 from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
 from .modality import PreparedData, data_digest
 from .project import Project
-from .project_files import explain_lack
 from .training import Recipe
 from .user_code import check_trusted, import_function, source_digest
 
 _MEND = "Put it back as it was, or run dross clean again."
-
-
-def read_request(project: Project) -> Request:
-    """What the project was made from; raises CorruptFile."""
-    said = project.about.get("request")
-    if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
-        raise explain_lack(project.folder, "request")
-    try:
-        return Request(**said).located(project.folder)
-    except TypeError:
-        raise explain_lack(project.folder, "request") from None
 
 
 def names_code(request: Request) -> bool:
@@ -47,28 +33,19 @@ def reopen_inputs(
     Raises:
         InvalidInput: the project needs code that `trust_code` does not name.
         InputChanged: the input, or the code, has changed since `dross clean` read it.
-        CorruptFile: project.json lacks something.
     """
-    about, make = project.about, _model_code(project) if needs_model else None
-    try:
-        saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
-    except (KeyError, TypeError):
-        raise explain_lack(project.folder, "recipe") from None
+    info = project.info
+    assert info.training is not None  # only chats have none
+    make = _model_code(project) if needs_model else None
     needed = needed_code(project) if needs_model else _data_code(project)
     check_trusted(needed, trust_code, str(project.folder))
-    encoding = Encoding.from_json(about.get("encoding"))
-    if encoding is None:
-        raise explain_lack(project.folder, "encoding")
     prepared = _reopen_data(project)
-    prepared = encode_again(prepared, encoding, project.folder, about["digest"])
+    prepared = encode_again(prepared, info.training.encoding, project.folder, info.digest)
     function = None
     if make is not None:
-        _check_source(make, about.get("model_source"))
+        _check_source(make, info.model_source)
         function = import_function(make)
-    try:
-        return prepared, Recipe.from_json(saved, function)
-    except TypeError:
-        raise explain_lack(project.folder, "recipe") from None
+    return prepared, Recipe(**vars(info.training.recipe), make=function)
 
 
 def reopen_data(project: Project) -> PreparedData:
@@ -83,7 +60,7 @@ def reopen_data(project: Project) -> PreparedData:
 
 
 def needed_code(project: Project) -> list[str]:
-    """The `module:function`s that `reopen_inputs` imports; raises CorruptFile."""
+    """The `module:function`s that `reopen_inputs` imports."""
     make = _model_code(project)
     return [*_data_code(project), *([] if make is None else [make])]
 
@@ -97,11 +74,10 @@ def check_code_unchanged(project: Project, entries: Sequence[str]) -> None:
 
     Raises:
         InputChanged: one of their modules has changed.
-        CorruptFile: project.json lacks something.
     """
-    recorded = dict.fromkeys(_data_code(project), project.about.get("data_source"))
+    recorded = dict.fromkeys(_data_code(project), project.info.data_source)
     if (make := _model_code(project)) is not None:
-        recorded[make] = project.about.get("model_source")
+        recorded[make] = project.info.model_source
     for entry in entries:
         _check_source(entry, recorded.get(entry))
 
@@ -112,54 +88,48 @@ def check_unchanged(project: Project, prepared: PreparedData) -> None:
     Raises:
         InputChanged: one of them has changed.
     """
-    request = read_request(project)
+    request = project.request
     _compare_digests(project, digest_inputs(request) | digest_listed_pictures(request, prepared))
 
 
 def compare_inputs(project: Project) -> None:
     """The same for inputs that list no other files; nothing is read into memory."""
-    _compare_digests(project, digest_inputs(read_request(project)))
+    _compare_digests(project, digest_inputs(project.request))
 
 
 def _data_code(project: Project) -> list[str]:
     """The function that the data come from, if there is one."""
-    request = read_request(project)
+    request = project.request
     return [request.data] if names_code(request) else []
 
 
 def _model_code(project: Project) -> str | None:
     """The function that builds the model, if there is one."""
-    try:
-        return project.about["options"]["make"]
-    except (KeyError, TypeError):
-        raise explain_lack(project.folder, "recipe") from None
+    return None if project.info.options is None else project.info.options.make
 
 
 def _reopen_data(project: Project) -> PreparedData:
     """Read the input once more. Code that it needs is trusted by now, but may have changed."""
-    request = read_request(project)
+    request = project.request
     for entry in _data_code(project):
-        _check_source(entry, project.about.get("data_source"))
+        _check_source(entry, project.info.data_source)
     _compare_digests(project, digest_inputs(request))
     prepared = prepare(request)
-    if data_digest(prepared) != project.about.get("digest"):
+    if data_digest(prepared) != project.info.digest:
         raise InputChanged(f"{request.data} has changed since dross clean read it. {_MEND}")
     return prepared
 
 
-def _check_source(entry: str, recorded: Any) -> None:
+def _check_source(entry: str, recorded: str | None) -> None:
     """Compare a module with the one that was used, before it is imported."""
     if recorded is not None and source_digest(entry) != recorded:
         raise InputChanged(f"The module of {entry} has changed since dross clean used it. {_MEND}")
 
 
 def _compare_digests(project: Project, found: dict[str, str]) -> None:
-    recorded = project.about.get("input_files", {})  # earlier versions wrote none
-    if not fits(recorded, dict[str, str]):
-        raise explain_lack(project.folder, "input_files")
     for name, digest in found.items():
-        if recorded.get(name, digest) != digest:
-            given = getattr(read_request(project), name, name)
+        if project.info.input_files.get(name) != digest:
+            given = getattr(project.request, name, name)
             raise InputChanged(
                 f"{given} has changed since dross clean read it, if only in a column or a file "
                 f"that is not learnt from. {_MEND}"

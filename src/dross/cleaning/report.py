@@ -14,15 +14,14 @@ from .. import _figures as charts
 from .._figures import plot_agreement
 from .._io import write_bytes
 from .._text import render, safe
-from .chats import CHATS
 from .duplicates import describe_copies, describe_natural, show_groups
-from .explain import format_cell, name_label, order_columns
-from .findings import describe_change, describe_checks, is_share, list_findings, name_measure
+from .explain import Reasons, format_cell, name_label, order_columns
+from .findings import describe_change, describe_checks, list_findings
 from .label_noise import LIKELY
 from .modality import Frame
 from .plans import KEEP, draw_plans, list_measures, tabulate_plans
 from .project import Project
-from .project_files import explain_lack
+from .project_info import JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 
 _CARDS = 24  # instances in each list
 _PAIRS = 12  # of classes in a table
@@ -52,34 +51,35 @@ _OPTION_FLAGS = {
 def write_report(project: Project) -> Path:
     """Write report.html into the project's folder, with the latest verdict if there is one."""
     path = project.folder / "report.html"
-    if project.about["kind"] == CHATS:
+    info = project.info
+    training = info.training
+    if training is None:
         write_bytes(path, _render_chats(project).encode())
         return path
-    about, instances, verdicts = project.about, project.instances, project.verdicts()
+    instances = project.instances
+    verdicts = project.verdicts()
     ranked = instances.sort_values("harm_rank")
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     page = render(
         "report.html",
-        about=about,
-        name=about["name"],
-        findings=list_findings(about, instances),
-        measure=name_measure(about),
-        in_percent=is_share(about),
+        info=info,
+        training=training,
+        findings=list_findings(info, instances),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
-        plans_figure=safe(draw_plans_figure(about)),
-        scatter=safe(_draw_verification(about["verification"])),
-        training=safe(_draw_rate_search(about)),
+        plans=tabulate_plans(project.plans, info.recommendation.recommended),
+        plans_figure=safe(draw_plans_figure(info)),
+        scatter=safe(_draw_verification(training.verification)),
+        rate_search=safe(_draw_rate_search(training)),
         harmful=_cards(project, ranked.head(_CARDS // 2)),
         helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
         pairs=_count_pairs(project),
         mislabelled=_cards(project, suspects.head(_CARDS)),
         copies=_describe_copies(project),
         to_check=_label_cards(project),
-        checks=describe_checks(about),
+        checks=describe_checks(info),
         per_class=_count_by_class(project),
-        command=write_command(about, project.folder),
+        command=write_command(info, project.folder),
         folder=str(project.folder),
     )
     write_bytes(path, page.encode())
@@ -87,17 +87,17 @@ def write_report(project: Project) -> Path:
 
 
 def _render_chats(project: Project) -> str:
-    about, verdicts = project.about, project.verdicts()
+    info = project.info
+    verdicts = project.verdicts()
     ranked = project.instances.sort_values("harm_rank")
     return render(
         "chats.html",
-        about=about,
-        name=about["name"],
-        findings=list_findings(about, project.instances),
+        info=info,
+        findings=list_findings(info, project.instances),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
-        plans_figure=safe(draw_plans_figure(about)),
+        plans=tabulate_plans(project.plans, info.recommendation.recommended),
+        plans_figure=safe(draw_plans_figure(info)),
         harmful=_cards(project, ranked.head(_CARDS)),
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         copies=_describe_copies(project),
@@ -107,10 +107,13 @@ def _render_chats(project: Project) -> str:
 
 def _describe_copies(project: Project) -> dict[str, Any]:
     """What the section on copies shows."""
-    copies, about = project.copies, project.about
-    groups = show_groups(copies, project.picture, classes=bool(about["classes"]))
-    said = {"findings": describe_copies(about), "natural": describe_natural(about)}
-    return said | {"groups": groups, "count": len(copies)}
+    info = project.info
+    return {
+        "findings": describe_copies(info.copies, info.counts),
+        "natural": describe_natural(info.copies, info.kind),
+        "groups": show_groups(project.copies, project.picture, classes=bool(info.classes)),
+        "count": len(project.copies),
+    }
 
 
 def _count_by_class(project: Project) -> list[dict[str, Any]]:
@@ -155,12 +158,12 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
     card = {
         "id": id,
         "source": row["source"],
-        "label": name_label(row["label"], project.about),
-        "prediction": name_label(row["prediction"], project.about),
-        "effect": _effect(row["score"], project.about),
+        "label": name_label(row["label"], project.info.task),
+        "prediction": name_label(row["prediction"], project.info.task),
+        "effect": _effect(row["score"], project.info),
         "harmful_in": int(row["harmful_in"]),
         "learned_in": int(row["learned_in"]),
-        "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
+        "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.info),
         "action": row["action"],
         "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
         "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
@@ -176,87 +179,76 @@ def _label_cards(project: Project) -> list[dict[str, Any]]:
         content = project.content.loc[id] if part == "train" else project.validation.loc[id]
         content = content.drop([" source", " label"], errors="ignore")
         card = {**row[["source", "label", "prediction", "wrong"]]}
-        card |= {name: name_label(card[name], project.about) for name in ("label", "prediction")}
+        card |= {
+            name: name_label(card[name], project.info.task) for name in ("label", "prediction")
+        }
         card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
-        cards.append(card | _look(content, project.picture(part, int(id)), {}))
+        cards.append(card | _look(content, project.picture(part, int(id)), Reasons()))
     return cards
 
 
-def _look(content: Any, picture: bytes | None, why: dict[str, Any]) -> dict[str, Any]:
+def _look(content: Any, picture: bytes | None, why: Reasons) -> dict[str, Any]:
     look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
     if picture is not None:
         look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
     elif "text" in content.index:
         look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
     else:
-        look["cells"] = _cells(content, why.get("columns", []), why.get("unusual", {}))
+        look["cells"] = _cells(content, why)
     return look
 
 
-def _effect(change: float, about: dict[str, Any]) -> str:
-    return describe_change(change, about) if change else "nothing changes"
+def _effect(change: float, info: ProjectInfo) -> str:
+    return describe_change(change, info) if change else "nothing changes"
 
 
-def _cells(content: Any, weights: list, unusual: dict[str, str]) -> list[dict[str, Any]]:
+def _cells(content: Any, why: Reasons) -> list[dict[str, Any]]:
     """The cells of a row that matter most for it."""
     return [
         {
             "name": name,
             "value": format_cell(content[name]),
-            "unusual": unusual.get(name, ""),
+            "unusual": why.unusual.get(name, ""),
         }
-        for name in order_columns(content.index, weights, unusual)[:_CELLS_PER_CARD]
+        for name in order_columns(content.index, why.columns, why.unusual)[:_CELLS_PER_CARD]
     ]
 
 
-def write_command(about: dict[str, Any], folder: Path, *, short: bool = False) -> str:
+def write_command(info: JobInfo, folder: Path, *, short: bool = False) -> str:
     """The command that makes this project again; data from Python are a file in the folder.
 
     Arguments:
-        about: `Project.about`.
+        info: `Project.info`, not of chats.
         folder: Of the project.
-        short: Whether to name files from the current folder on, where they lie in it.
-
-    Raises:
-        CorruptFile: project.json lacks what was asked for.
+        short: Whether to name files from the current folder on, where they lie in it, and to leave
+            out defaults.
     """
-    try:
-        return _write_command(about, folder, short)
-    except (AttributeError, KeyError, TypeError):
-        raise explain_lack(folder, "request") from None
-
-
-def _write_command(about: dict[str, Any], folder: Path, short: bool) -> str:
-    request, options = about["request"], about["options"]
-    if request.get("given") is not None:
-        kept = [name for name in ("data", "validation", "test") if request[name] is not None]
-        request = request | {name: str(folder / request[name]) for name in kept}
+    request = info.request.located(folder)
+    options = info.options
+    assert options is not None
     show = _shorten if short else str
-    words = ["dross", "clean", show(request["data"])]
+    words = ["dross", "clean", show(request.data)]
     for name in _REQUEST_FLAGS:
-        if request.get(name) is not None:
-            words += [f"--{name}", show(request[name])]
-    for name, kind in request["columns"].items():
+        if (value := getattr(request, name)) is not None:
+            words += [f"--{name}", show(value)]
+    for name, kind in request.columns.items():
         words += ["--column", f"{name}={kind}"]
-    for cell in request.get("na") or []:
+    for cell in request.na or []:
         words += ["--na", cell]
     for name, flag in _OPTION_FLAGS.items():
-        if options.get(name) is not None:
-            words += [flag, str(options[name])]
-    words += ["--validation-is-clean"] if options.get("validation_is_clean") else []
-    for name, (value, usual) in _defaults(request, options).items():
-        if not short or value != usual:
+        if (value := getattr(options, name)) is not None:
+            words += [flag, str(value)]
+    if options.validation_is_clean:
+        words.append("--validation-is-clean")
+    defaults = Options()
+    for name, value, default in (
+        ("repeats", options.repeats, defaults.repeats),
+        ("check", options.check, defaults.check),
+        ("seed", request.seed, 0),
+    ):
+        if not short or value != default:
             words += [f"--{name}", str(value)]
     return shlex.join([*words, "--out", show(str(folder))])
-
-
-def _defaults(request: dict[str, Any], options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that always have a value: what was given, and the default."""
-    return {
-        "repeats": (options["repeats"], 4),
-        "check": (options["check"], 16),
-        "seed": (request["seed"], 0),
-    }
 
 
 def _shorten(path: str) -> str:
@@ -270,37 +262,35 @@ def _shorten(path: str) -> str:
 
 
 @charts.house_style()
-def draw_plans_figure(about: dict[str, Any]) -> str:
-    """How each plan changes each measure, as an <svg> element; "" where none was measured.
-
-    Takes `Project.about`.
-    """
-    measures = list_measures(about)
+def draw_plans_figure(info: ProjectInfo) -> str:
+    """How each plan changes each measure, as an <svg> element; "" where none was measured."""
+    plans = info.recommendation.plans
+    measures = list_measures(plans)
     if not measures:
         return ""
-    rows = len(about["recommendation"]["plans"])
+    rows = len(plans)
     count = len(measures)
     figure, panels = charts.panels(count, count, width=3.6 * count, height=0.9 + 0.3 * rows)
-    draw_plans(panels, about, measures)
+    draw_plans(panels, info.recommendation, measures)
     return charts.as_svg(figure)
 
 
 @charts.house_style()
-def _draw_verification(verification: dict) -> str:
+def _draw_verification(verification: VerificationInfo) -> str:
     figure, (panel,) = charts.panels(1, 1, width=3.6, height=2.9)
-    plot_agreement(panel, np.array(verification["estimated"]), np.array(verification["actual"]))
+    plot_agreement(panel, np.array(verification.estimated), np.array(verification.actual))
     return charts.as_svg(figure)
 
 
 @charts.house_style()
-def _draw_rate_search(about: dict) -> str:
+def _draw_rate_search(training: TrainingInfo) -> str:
     """The held-out loss against the number of epochs, one line per learning rate."""
-    curves: dict[str, list[float]] = about["search"]
-    tried = about["searched_epochs"]
+    curves = training.search
+    tried = training.searched_epochs
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
     colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
     for rate, losses in curves.items():
-        is_chosen = np.isclose(float(rate), about["recipe"]["rate"])
+        is_chosen = np.isclose(rate, training.recipe.rate)
         panel.plot(
             tried,
             [loss if np.isfinite(loss) else np.nan for loss in losses],
@@ -308,7 +298,7 @@ def _draw_rate_search(about: dict) -> str:
             linewidth=1.4 if is_chosen else 0.8,
             marker="o",
             markersize=3,
-            label=f"learning rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
+            label=f"learning rate {rate:g}{' (chosen)' if is_chosen else ''}",
         )
     panel.set(xlabel="epochs (each run to its end)", ylabel="held-out loss")
     shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]

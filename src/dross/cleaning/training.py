@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +35,8 @@ Pair = tuple[Tensor, Tensor]  # inputs [N, ...] and targets [N] or [N, 1]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A model and the settings of its training."""
+class RecipeSettings:
+    """A model and the settings of its training, as a project keeps them."""
 
     model: str
     inputs: tuple[int, ...]  # the shape of one instance
@@ -46,6 +45,12 @@ class Recipe:
     rate: float = 0.1
     epochs: int = 30
     batch_size: int = 32
+
+
+@dataclass(frozen=True)
+class Recipe(RecipeSettings):
+    """What it takes to train a model."""
+
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
     device: str = "cpu"  # where it is trained; a project can be trained again on any other
 
@@ -90,15 +95,18 @@ class Recipe:
             return (outputs.argmax(-1) != y).to(outputs.dtype)
         return self.losses(outputs, y).sqrt()
 
-    @staticmethod
-    def from_json(saved: dict[str, Any], make: Callable[[], nn.Module] | None) -> "Recipe":
-        """The recipe that a project keeps; raises TypeError if it is not one."""
-        return Recipe(**saved, make=make)
-
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def settings(self) -> RecipeSettings:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""
-        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size")
-        return {name: getattr(self, name) for name in names}
+        return RecipeSettings(
+            model=self.model,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            loss=self.loss,
+            rate=self.rate,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+        )
 
 
 def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module:

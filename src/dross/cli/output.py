@@ -64,10 +64,11 @@ def print_findings(project: "Project") -> None:
     from ..cleaning.findings import list_findings
 
     console.print()
-    for sentence in list_findings(project.about, project.instances):
+    for sentence in list_findings(project.info, project.instances):
         say(sentence)
     folder = project.folder
-    asks = project.about.get("checked_labels", {}).get("to_check", 0)
+    labels = project.info.checked_labels
+    asks = labels is not None and labels.to_check
     console.print()
     say_path(f"{'Read the report:':<20}{folder / 'report.html'}")
     say_path(f"{'Check the labels:' if asks else 'Look and decide:':<20}dross review {folder}")
@@ -124,24 +125,24 @@ def project_as_json(project: "Project") -> dict[str, Any]:
     """What `dross clean` found, and where the tables are that have a row per instance."""
     from ..cleaning.findings import list_findings
 
-    about, folder = project.about, project.folder
+    info, folder = project.info, project.folder
     recommended = project.recommended
     return {
         "dross": __version__,
         "folder": str(folder),
         "report": str(folder / "report.html"),
         "scores": str(folder / "scores.csv"),
-        "kind": about["kind"],
-        "classes": about["classes"],
-        "counts": about["counts"],
-        "runs": about["runs"],
+        "kind": info.kind,
+        "classes": info.classes,
+        "counts": info.counts,
+        "runs": info.runs,
         "recommended": None if recommended is None else _plan_as_json(recommended),
         "plans": [_plan_as_json(plan) for plan in project.plans],
-        "state": about["recommendation"]["state"],
-        "reason": about["recommendation"]["reason"],
+        "state": info.recommendation.state,
+        "reason": info.recommendation.reason,
         "probably_mislabelled": int((project.instances["mislabel_rank"] >= 0).sum()),
         "labels_to_check": [int(id) for id in project.labels_to_check.index],
-        "findings": list_findings(about, project.instances),
+        "findings": list_findings(info, project.instances),
     }
 
 

@@ -1,14 +1,11 @@
 """`dross.clean_chats`: load, read, estimate, fine-tune and record, score, let plans compete."""
 
-import json
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -17,15 +14,24 @@ import torch
 from .._io import write_bytes, write_json
 from .._text import say_bytes, say_duration
 from .._version import __version__
-from ..cleaning.chats import CHATS
+from ..cleaning.chats import CHATS, ChatOptions
 from ..cleaning.duplicates import FILE as COPIES
 from ..cleaning.duplicates import join_content
 from ..cleaning.inputs import Request, digest_inputs
+from ..cleaning.job import Say
 from ..cleaning.judge import QUICK_SEEDS
 from ..cleaning.modality import PARTS, Frame
-from ..cleaning.output_folder import check_answer, claimed_folder
+from ..cleaning.pipeline import absolute
 from ..cleaning.plans import KEEP, REMOVE, Recommendation
-from ..cleaning.project import DIGESTED, FORMAT, LABELS, TOKENS, Project
+from ..cleaning.project import (
+    DIGESTED,
+    LABELS,
+    TOKENS,
+    Project,
+    check_answer,
+    claimed_folder,
+)
+from ..cleaning.project_info import JobInfo, ProjectInfo
 from ..cleaning.scoring import rank, split_half_agreement
 from ..cleaning.tracking import report_plan
 from ..cleaning.write_project import write_tables
@@ -34,12 +40,11 @@ from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth
 from .examples import Examples, Found, open_examples
-from .model import ChatOptions, load
+from .model import load
 from .score import ChatScores, score
 from .trials import compete, count_trials
 from .tuner import Tuner
 
-Say = Callable[[str], None]
 RESPONSE = "response"  # what is learned
 TASK = "fine-tuning"
 
@@ -121,7 +126,7 @@ def clean_chats(
         dross.export("runs/chats", "cleaned.jsonl")
     """
     options = ChatOptions(
-        model=_absolute(model),
+        model=absolute(model),
         prompt=prompt,
         response=response,
         source=source,
@@ -135,20 +140,15 @@ def clean_chats(
         batch_size=batch_size,
     )
     request = Request(
-        _absolute(data),
+        absolute(data),
         RESPONSE,
-        validation=None if validation is None else _absolute(validation),
-        test=None if test is None else _absolute(test),
+        validation=None if validation is None else absolute(validation),
+        test=None if test is None else absolute(test),
         seed=seed,
     )
     folder = Path(out) if out is not None else Path("runs") / (Path(data).stem or "chats")
     job = _Job(request, options, folder, choose_device(device), progress, say or (lambda _: None))
     return job.run(force=force, overwrite=overwrite)
-
-
-def _absolute(path: str | os.PathLike) -> str:
-    """A project is opened from other folders as well; a name on the hub is left as it is."""
-    return str(Path(path).resolve()) if os.path.exists(path) else str(path)
 
 
 @dataclass(frozen=True)
@@ -170,42 +170,38 @@ class _Job:
         self.say(f"{len(examples.chats):,} examples: {parts}.")
         for note in examples.notes:
             self.say(note)
-        begun = {  # the content of begun.json: with anything else, a folder holds another job
-            "made_by": "dross",
-            "format": FORMAT,
-            "request": self.request.to_json(),
-            "options": asdict(self.options),
-            "digest": examples.digest,
-            "input_files": files,
-            "model_digest": loaded.digest,
-        }
-        with claimed_folder(self.folder, self.request, begun, overwrite) as finished:
+        info = JobInfo(
+            request=self.request,
+            chat_options=self.options,
+            digest=examples.digest,
+            input_files=files,
+            model_digest=loaded.digest,
+        )
+        with claimed_folder(self.folder, info, overwrite) as finished:
             if finished is not None:
                 self.say(f"Everything is there already, in {self.folder}.")
-                return check_answer(finished, begun)
+                return check_answer(finished, info)
             started = time.monotonic()
             tuner = Tuner(loaded, examples, self.options, self.device)
             cost = estimate(tuner, QUICK_SEEDS)
             self.say(describe(cost))
             check_affordable(cost, tuner, force=force)
-            scored, recommendation = self._score_and_compete(tuner, begun)
+            scored, recommendation = self._score_and_compete(tuner, info)
             project = write_project(
                 self.folder,
                 examples,
                 scored,
                 recommendation,
                 copies,
-                begun,
+                info,
                 seconds=time.monotonic() - started,
             )
             report_plan(project.recommended)
-            return check_answer(project, begun)
+            return check_answer(project, info)
 
-    def _score_and_compete(
-        self, tuner: Tuner, begun: dict[str, Any]
-    ) -> tuple[ChatScores, Recommendation]:
+    def _score_and_compete(self, tuner: Tuner, info: JobInfo) -> tuple[ChatScores, Recommendation]:
         seed = self.request.seed
-        store = self._open_store(begun, "scores")
+        store = self._open_store(info, "scores")
         scored = score(tuner, self.folder / "runs", store, seed=seed, progress=self.progress)
         self.say(
             f"Fine-tuned {self.options.repeats} times and scored {len(tuner.parts['train']):,} "
@@ -213,14 +209,14 @@ class _Job:
         )
         if (growth := float(scored.growth.max())) > WILD_GROWTH:
             self.say(describe_growth(growth))
-        open_store = partial(self._open_store, begun)
+        open_store = partial(self._open_store, info)
         recommendation = compete(tuner, scored, open_store, seed=seed, progress=self.progress)
         self.say("Compared plans for what to leave out.")
         return scored, recommendation
 
-    def _open_store(self, begun: dict[str, Any], what: str) -> ResultStore:
+    def _open_store(self, info: JobInfo, what: str) -> ResultStore:
         """The results of exactly this job, so that a stopped one continues."""
-        settings = {"what": what, "job": json.loads(json.dumps(begun))}
+        settings = {"what": what, "job": info.job}
         return ResultStore.under(self.folder / "trials", settings)
 
 
@@ -308,12 +304,12 @@ def write_project(
     scored: ChatScores,
     recommendation: Recommendation,
     copies: Found,
-    begun: dict[str, Any],
+    info: JobInfo,
     seconds: float,
 ) -> Project:
     """Fill the folder; project.json comes last.
 
-    begun: the content of begun.json; seconds: how long everything took.
+    info: the job; seconds: how long everything took.
     """
     instances = _tabulate(examples, scored, recommendation)
     content = examples.content("train")
@@ -326,9 +322,25 @@ def write_project(
     write_bytes(folder / LABELS, _no_labels().to_parquet())
     write_json(folder / "why.json", {})
     write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
-    about = begun | _describe(folder, examples, scored, recommendation, instances, seconds)
-    about |= {"copies": copies[1]}
-    return write_tables(folder, instances, about, (*DIGESTED, TOKENS))
+    project_info = ProjectInfo(
+        **vars(info),
+        dross=__version__,
+        name=folder.name,
+        kind=CHATS,
+        task=TASK,
+        label=RESPONSE,
+        classes=[],
+        counts={part: len(examples.parts[part]) for part in PARTS},
+        runs=len(scored.by_run),
+        run_agreement=split_half_agreement(scored.by_run),
+        notes=examples.notes,
+        copies=copies[1],
+        recommendation=recommendation,
+        origins=sorted(set(instances["origin"]) - {""}),
+        seconds=round(seconds, 1),
+        made=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    return write_tables(folder, instances, project_info, (*DIGESTED, TOKENS))
 
 
 def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommendation) -> Frame:
@@ -385,31 +397,3 @@ def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
         each[examples.encoded.learned(place)] = effects
         rows.append({"texts": texts, "effects": each.tolist()})
     return pandas.DataFrame(rows)
-
-
-def _describe(
-    folder: Path,
-    examples: Examples,
-    scored: ChatScores,
-    recommendation: Recommendation,
-    instances: Frame,
-    seconds: float,
-) -> dict[str, Any]:
-    """The content of project.json, beside that of begun.json and the digests of the files."""
-    about = {
-        "dross": __version__,
-        "name": folder.name,
-        "kind": CHATS,
-        "task": TASK,
-        "label": "response",
-        "classes": [],
-        "counts": {part: len(examples.parts[part]) for part in PARTS},
-        "runs": len(scored.by_run),
-        "notes": examples.notes,
-        "origins": sorted(set(instances["origin"]) - {""}),
-        "run_agreement": split_half_agreement(scored.by_run),
-        "recommendation": recommendation.to_json(),
-        "seconds": round(seconds, 1),
-        "made": time.strftime("%Y-%m-%d %H:%M"),
-    }
-    return json.loads(json.dumps(about))

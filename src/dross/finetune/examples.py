@@ -10,21 +10,21 @@ import numpy as np
 import pandas
 import torch
 
-from ..cleaning.chats import Chat, read_chats
-from ..cleaning.duplicates import Copies, count_copies, find_copies, no_copies
+from ..cleaning.chats import Chat, ChatOptions, read_chats
+from ..cleaning.duplicates import Copies, CopyCounts, count_copies, find_copies, no_copies
 from ..cleaning.inputs import Request
 from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
 from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
 from ..errors import InvalidInput, first_line
-from .model import ChatOptions, Loaded
+from .model import Loaded
 
 IGNORED = -100  # the label of a token that is not learned
 DEFAULT_TOKENS = 1024  # where the model takes more
 _SHARE_HELD_OUT = 0.2  # of the data, for each part that has no file
 _FEWEST_HELD_OUT = 8  # examples in the validation part, and in the test part
 _LETTERS = 80  # of a response, as the label of an example
-Found = tuple[Copies, dict[str, int]]
+Found = tuple[Copies, CopyCounts]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def open_examples(
                 f"{_FEWEST_HELD_OUT}. Give more data, or a file of its own: --{part}."
             )
     copies = _move_copies(copies, given["train"], parts)
-    return examples, (copies, counts | count_copies(copies, classes=False))
+    moved = replace(count_copies(copies, classes=False), natural=counts.natural)
+    return examples, (copies, moved)
 
 
 def _name_part(part: str, chats: list[Chat]) -> list[Chat]:
@@ -148,7 +149,7 @@ def _find_copies(
     try:
         encoder = TextEncoder(content)
     except InvalidInput:  # no word occurs twice: nothing is nearly the same
-        return no_copies(), {"natural": 0}
+        return no_copies(), CopyCounts()
     vectors: Any = encoder(content)
     x = {part: vectors[ids] for part, ids in places.items()}
     return find_copies(assemble(source, places, x), device=device, progress=progress)

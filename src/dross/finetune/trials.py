@@ -22,13 +22,12 @@ from ..cleaning.edits import ChosenEdits
 from ..cleaning.judge import CONTROL, FRESH, Judgement, Piece
 from ..cleaning.plans import Figure, PlanResult, Recommendation
 from ..cleaning.project import Project
-from ..cleaning.reopen import read_request
 from ..cleaning.verdict import Verdict, reach_verdict
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep
 from ..errors import InputChanged
 from .examples import open_examples
-from .model import ChatOptions, load
+from .model import load
 from .score import ChatScores
 from .tuner import ERROR, LOSS, Tuner
 
@@ -269,13 +268,15 @@ def open_judgement(
     Raises:
         InputChanged: the data or the model have changed since `dross clean`.
     """
-    about, request = project.about, read_request(project)
-    options = ChatOptions(**about["options"])
+    info = project.info
+    request = info.request
+    options = info.chat_options
+    assert options is not None
     loaded = load(options)
     examples, _ = open_examples(request, options, loaded, device, progress=progress)
     for what, same in (
-        (request.data, examples.digest == about["digest"]),
-        (options.model, loaded.digest == about["model_digest"]),
+        (request.data, examples.digest == info.digest),
+        (options.model, loaded.digest == info.model_digest),
     ):
         if not same:
             raise InputChanged(
@@ -288,5 +289,5 @@ def open_judgement(
         progress=progress,
         n_jobs=1,
         tuner=Tuner(loaded, examples, options, device),
-        made_from={name: about[name] for name in ("digest", "options", "model_digest")},
+        made_from={"job": info.job},
     )

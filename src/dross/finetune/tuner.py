@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._progress import Advance
+from ..cleaning.chats import ChatOptions
 from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
 from .examples import IGNORED, Examples
-from .model import ChatOptions, Loaded, import_transformers
+from .model import Loaded, import_transformers
 
 LOSS, ERROR = range(2)  # the measures of an example
 _EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope

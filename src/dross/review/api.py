@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
-from ..cleaning.findings import is_share, name_measure
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code
 from ..cleaning.task import read_learnable
@@ -127,7 +126,7 @@ class Api:
         self.listing = Listing(project)
         self.checks = LabelChecks(self.listing)
         self.labels = [str(label) for label in project.instances["label"]]
-        self.regression = project.about["task"] == "regression"
+        self.regression = project.info.task == "regression"
         self.plan = RecommendedPlan(project)
 
     @property
@@ -159,21 +158,21 @@ class Api:
 
     def describe_project(self, query: ProjectQuery) -> _JSON:
         """Return what does not change, every decision so far, and how far the review is."""
-        about = self.project.about
+        info = self.project.info
         # Read the revision first: a decision that comes in between is sent twice, not left out.
         revision = self.decisions.revision
         current = self.decisions.current()
         names = ("name", "kind", "task", "label", "runs", "counts")
-        described = {name: about[name] for name in names} | {
+        described = {name: getattr(info, name) for name in names} | {
             "plan": self.plan.describe(),
-            "measure": name_measure(about),
-            "unit": "\u00a0points" if is_share(about) else "",
+            "measure": info.measure,
+            "unit": "\u00a0points" if info.is_share else "",
             "classes": self.project.classes,
             "layout": self.listing.layout,
-            "origins": about.get("origins", []),
+            "origins": info.origins,
             "token_scale": self.listing.token_scale,
             "columns": self.listing.columns,
-            "trusted": about.get("checked_labels", {}).get("trusted", False),
+            "trusted": info.options is not None and info.options.validation_is_clean,
             "decisions": self._decision_rows({TRAIN: current, VALIDATION: self._checked()}),
         }
         return described | self._review_state(revision, current, query.who)
@@ -383,7 +382,7 @@ class Api:
         }
 
     def _warnings(self, decisions: Mapping[int, Decision]) -> Sequence[str]:
-        one_class = self.project.about["task"] != "classification"
+        one_class = self.project.info.task != "classification"
         return class_warnings(self.labels, decisions, regression=one_class)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision
-from ..cleaning.explain import name_label
+from ..cleaning.explain import Reasons, name_label
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..errors import InvalidInput
@@ -24,7 +24,6 @@ _SAID = {
     "wrong": "the label is wrong",
     "relabelled": "it has another label",
 }
-_NO_REASONS = {"words": [], "unusual": {}, "columns": []}
 
 
 class LabelChecks:
@@ -104,15 +103,15 @@ class LabelChecks:
     def item(self, number: int) -> dict[str, Any]:
         """What the list shows of an instance, as JSON."""
         place = number - self.start
-        row, nothing = self._table.loc[place], _NO_REASONS
+        row = self._table.loc[place]
         return {
             "id": number,
             "part": VALIDATION,
             "place": place,
             "picture_part": TRAIN if self.project.checks_training else VALIDATION,
             "source": str(row["source"]),
-            "label": name_label(row["label"], self.project.about),
-            "prediction": name_label(row["prediction"], self.project.about),
+            "label": name_label(row["label"], self.project.info.task),
+            "prediction": name_label(row["prediction"], self.project.info.task),
             "probability": float(row["probability"]),
             "wrong": float(row["wrong"]),
             "effect": None,
@@ -121,7 +120,7 @@ class LabelChecks:
             "harmful_in": 0,
             "learned_in": 0,
             "copy": None,
-        } | self.listing.short_content(self._content.loc[place], nothing)
+        } | self.listing.short_content(self._content.loc[place], Reasons())
 
     # --- why ---
 
@@ -137,6 +136,6 @@ class LabelChecks:
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],
-            "content": full_content(self.listing, content, _NO_REASONS),
+            "content": full_content(self.listing, content, Reasons()),
             "words": [],
         }

@@ -10,18 +10,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from .._checks import fits
 from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
-from ..cleaning.explain import UnusualCells, format_cell, name_label
-from ..cleaning.findings import is_share
+from ..cleaning.explain import Reasons, UnusualCells, format_cell, name_label
 from ..cleaning.images import load_picture
 from ..cleaning.inputs import picture_root
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
-from ..cleaning.reopen import names_code, read_request
+from ..cleaning.reopen import names_code
 from ..cleaning.tables import infer_columns
 from ..errors import DrossError
 
@@ -108,7 +106,7 @@ class Listing:
     @cached_property
     def layout(self) -> str:
         """How instances are shown: images, text, table or chats."""
-        kind = self.project.about["kind"]
+        kind = self.project.info.kind
         if kind in ("images", "text", "table", CHATS):
             return kind
         if list(self.project.content.columns) == ["text"]:
@@ -132,7 +130,7 @@ class Listing:
     @cached_property
     def percent_of_score(self) -> float:
         """What a score is multiplied by to be shown: errors are shown in points."""
-        return 100.0 if is_share(self.project.about) else 1.0
+        return 100.0 if self.project.info.is_share else 1.0
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """Return the ids that pass the filter, in the order of its tab."""
@@ -169,8 +167,8 @@ class Listing:
         return {
             "id": id,
             "source": str(row["source"]),
-            "label": name_label(row["label"], self.project.about),
-            "prediction": name_label(row["prediction"], self.project.about),
+            "label": name_label(row["label"], self.project.info.task),
+            "prediction": name_label(row["prediction"], self.project.info.task),
             "probability": float(row["probability"]),
             "effect": self.percent_of_score * row["score"],
             "action": str(row["action"]),
@@ -181,10 +179,10 @@ class Listing:
             "copy": mark_copy(self.project.copies, id),
         } | content
 
-    def short_content(self, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
+    def short_content(self, content: Any, why: Reasons) -> dict[str, Any]:
         """Return what the list shows of the content of an instance of any part, as JSON."""
         if self.layout == "text":
-            words = why["words"]
+            words = why.words
             return {"text": _excerpt(str(content["text"]), words), "words": words}
         if self.layout == "images":
             return {}
@@ -192,16 +190,17 @@ class Listing:
         cells = [format_cell(value) for value in list(row.values())[:_MAX_COLUMNS]]
         return {"cells": cells, "unusual": self.unusual(row, why)}
 
-    def unusual(self, content: Mapping[Any, Any], why: Mapping[str, Any]) -> dict[str, str]:
+    def unusual(self, content: Mapping[Any, Any], why: Reasons) -> dict[str, str]:
         """Return what is unusual in a row of a table of any part: {column: in words}."""
-        return why["unusual"] | self._unusual_cells(content)
+        return why.unusual | self._unusual_cells(content)
 
     @cached_property
     def _unusual_cells(self) -> UnusualCells:
         """What is usual in each column of the training part, worked out once."""
-        said, content = self.project.about.get("columns"), self.project.content
-        entries: Any = said if fits(said, list[dict[str, str]]) else []
-        kinds = {entry.get("name", ""): entry.get("kind", "") for entry in entries}
+        content = self.project.content
+        training = self.project.info.training
+        columns = [] if training is None else training.columns
+        kinds = {column.name: column.kind for column in columns}
         return UnusualCells(content, infer_columns(content, kinds))
 
     # --- chats ---
@@ -268,13 +267,13 @@ def read_original(project: Project, part: str, id: int) -> bytes | None:
     Returns:
         The bytes of a PNG file; None where the input is not where it was.
     """
-    if project.about["kind"] != "images" or part not in ("train", "validation"):
+    if project.info.kind != "images" or part not in ("train", "validation"):
         return None
     table = project.content if part == "train" else project.validation
     if id not in table.index:
         return None
     try:
-        request = read_request(project)
+        request = project.request
         if names_code(request):
             return None
         picture = load_picture(picture_root(Path(request.data)) / str(table.at[id, "path"]))

@@ -36,17 +36,17 @@ class RecommendedPlan:
 
     def describe(self) -> dict[str, Any]:
         """What it does, why, what to be careful about, and the other plans, as JSON."""
-        about = self.project.about
-        what, why = describe_recommendation(about, self.project.instances)
-        table = tabulate_plans(self.project.plans, about["recommendation"]["recommended"])
+        info = self.project.info
+        what, why = describe_recommendation(info, self.project.instances)
+        table = tabulate_plans(self.project.plans, info.recommendation.recommended)
         return {
             "what": what,
             "why": why,
-            "disagreement": warn_of_disagreement(about),
+            "disagreement": warn_of_disagreement(info),
             "count": len(self.changes),
-            "checked": describe_checked(about),
+            "checked": describe_checked(info),
             "command": self._command,
-            "picture": PICTURE if list_measures(about) else None,
+            "picture": PICTURE if list_measures(self.project.plans) else None,
             "others": table["rows"],
             "measures": table["measures"],
         }
@@ -54,10 +54,10 @@ class RecommendedPlan:
     @property
     def _command(self) -> str | None:
         """What to run again once labels are checked; None: the same call of `dross.clean`."""
-        about = self.project.about
-        if about.get("kind") == CHATS or about["request"].get("given") is not None:
+        info = self.project.info
+        if info.kind == CHATS or info.request.given is not None:
             return None
-        return write_command(about, self.project.folder, short=True)
+        return write_command(info, self.project.folder, short=True)
 
     def count_followed(self, decisions: Mapping[int, Decision]) -> int:
         """How many instances are decided as the plan recommends."""
@@ -70,7 +70,7 @@ class RecommendedPlan:
 
     @cached_property
     def _drawn(self) -> bytes | None:
-        drawn = draw_plans_figure(self.project.about)
+        drawn = draw_plans_figure(self.project.info)
         return drawn.encode() if drawn else None
 
 

@@ -1,14 +1,14 @@
 """Why an instance is in the list, in plain words."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import describe_group, name_likeness
-from ..cleaning.explain import format_cell, name_label, order_columns
-from ..cleaning.findings import describe_amount, describe_change, name_measure
+from ..cleaning.explain import Hurt, Reasons, format_cell, name_label, order_columns
+from ..cleaning.findings import describe_amount, describe_change
 from ..cleaning.plans import KEEP, RELABEL
+from ..cleaning.project_info import ProjectInfo
 from ..errors import InvalidInput
 from .listing import Listing
 
@@ -24,7 +24,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
         raise InvalidInput(
             f"There is no training instance {id}; there are {len(project.instances)}."
         )
-    why, sentences = project.why(id), reason_sentences(project.instances.loc[id], project.about)
+    why, sentences = project.why(id), reason_sentences(project.instances.loc[id], project.info)
     copies, classes = project.copies, bool(project.classes)
     if (group := copies.group_of(id)) is not None:
         said = describe_group(copies, group, classes=classes)
@@ -37,13 +37,13 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
         return known | {"content": {"tokens": listing.whole_chat(id)}, "words": []}
     return known | {
         "content": full_content(listing, project.content.loc[id], why),
-        "words": why["words"],
-        "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
-        "similar": [_summary(listing, "train", int(other)) for other in why["similar"]],
+        "words": why.words,
+        "hurts": [_harmed_instance(listing, hurt) for hurt in why.hurts],
+        "similar": [_summary(listing, "train", other) for other in why.similar],
     }
 
 
-def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
+def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
     """Return [{about, text}, ...] for a row of the instances and the facts about its project.
 
     They say what is recommended, its effect, how sure that is, its label against the prediction,
@@ -51,18 +51,18 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     """
     found = {
         "Recommended": _recommended(row),
-        "Effect": _effect(row["score"], about),
-        "Confidence": _confidence(row, about),
+        "Effect": _effect(row["score"], info),
+        "Confidence": _confidence(row, info),
     }
-    if about.get("kind") == CHATS:
+    if info.kind == CHATS:
         found["Loss"] = (
             f"The loss of its answer is {row['loss']:.2f} per token before fine-tuning and "
             f"{row['training_loss']:.2f} after it."
         )
     else:
         found |= {
-            "Label": describe_label(row, about["task"]),
-            "Verified": _verification(row, about),
+            "Label": describe_label(row, info.task),
+            "Verified": _verification(row, info),
         }
     if math.isfinite(row["outlier"]):
         share = format_percent(min(row["outlier"], 0.99))
@@ -81,18 +81,18 @@ def _recommended(row: Any) -> str:
     return f"{what}: its label is wrong with probability {format_percent(row['confidence'])}."
 
 
-def _effect(score: float, about: dict[str, Any]) -> str:
+def _effect(score: float, info: ProjectInfo) -> str:
     if not math.isfinite(score):
         return "Its effect is not known."
     if score == 0:
-        return f"By the estimate, the {name_measure(about)} would be the same without it."
+        return f"By the estimate, the {info.measure} would be the same without it."
     meaning = "it makes the model worse" if score < 0 else "it helps the model"
-    bounded = name_measure(about).startswith("bounded")
+    bounded = info.measure.startswith("bounded")
     explained = " (it is 0 where exact, 1 where far off)" if bounded else ""
-    return f"Without it, {describe_change(score, about)}{explained}: {meaning}."
+    return f"Without it, {describe_change(score, info)}{explained}: {meaning}."
 
 
-def _confidence(row: Any, about: dict[str, Any]) -> str:
+def _confidence(row: Any, info: ProjectInfo) -> str:
     runs = int(row["learned_in"])
     if not runs:
         return "No recorded run learned it, so its effect is not known."
@@ -100,7 +100,7 @@ def _confidence(row: Any, about: dict[str, Any]) -> str:
         return "It was estimated from one training run only; another seed may differ."
     times = int(row["harmful_in"])
     harm = f"It does harm in {times} of the {runs} training runs that learned it"
-    varies = f"from run to run the estimate varies by {describe_amount(row['spread'], about)}"
+    varies = f"from run to run the estimate varies by {describe_amount(row['spread'], info)}"
     if times not in (0, runs):
         return f"{harm}, so the runs disagree and it may be chance; {varies}."
     if abs(row["score"]) > row["spread"]:
@@ -132,11 +132,11 @@ def describe_label(row: Any, task: str) -> str:
     )
 
 
-def _verification(row: Any, about: dict[str, Any]) -> str:
+def _verification(row: Any, info: ProjectInfo) -> str:
     true, score = row["verified"], row["score"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
-    changed = "nothing changes" if true == 0 else describe_change(true, about)
+    changed = "nothing changes" if true == 0 else describe_change(true, info)
     ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
     return (
         f"The first run was trained again without it: {changed}, {ending} "
@@ -149,7 +149,7 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
-def full_content(listing: Listing, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
+def full_content(listing: Listing, content: Any, why: Reasons) -> dict[str, Any]:
     """Return the whole content of an instance of any part, as JSON.
 
     The fields of a table are [name, cell, what is unusual, how much it speaks for the label], and
@@ -159,19 +159,18 @@ def full_content(listing: Listing, content: Any, why: Mapping[str, Any]) -> dict
         return {"text": str(content["text"])[:_MAX_TEXT]}
     if listing.layout == "images":
         return {"fields": []}
-    unusual, weights = listing.unusual(content, why), dict(why["columns"])
+    unusual, weights = listing.unusual(content, why), dict(why.columns)
     return {
         "fields": [
             [name, format_cell(content[name]), unusual.get(name), weights.get(name)]
-            for name in order_columns(content.index, why["columns"], unusual)
+            for name in order_columns(content.index, why.columns, unusual)
         ]
     }
 
 
-def _harmed_instance(listing: Listing, id: int, change: float, verified: bool) -> dict[str, Any]:
-    """`verified`: whether the change was found by retraining."""
+def _harmed_instance(listing: Listing, hurt: Hurt) -> dict[str, Any]:
     part = "train" if listing.project.checks_training else "validation"
-    return _summary(listing, part, id) | {"change": change, "verified": verified}
+    return _summary(listing, part, hurt.id) | {"change": hurt.change, "verified": hurt.measured}
 
 
 def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
         else:
             source, label = row[[" source", " label"]]
         brief = _brief(listing, row)
-    name = name_label(label, project.about)
+    name = name_label(label, project.info.task)
     return {"id": id, "part": part, "source": str(source), "label": name, "brief": brief}
 
 

@@ -39,7 +39,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._text import render
 from ..cleaning.chats import CHATS
-from ..cleaning.findings import is_share
 from ..cleaning.project import Project
 from ..cleaning.reopen import check_code_unchanged
 from ..errors import DrossError, InvalidInput
@@ -169,12 +168,12 @@ def create_app(
         html = render(
             "review.html",
             token=keys.token,
-            name=project.about["name"],
+            name=project.info.name,
             key=storage_key,
             copies=len(project.copies) > 0,
             checks=api.checks.is_shown,
             first_tab=_choose_first_tab(project, api),
-            share=is_share(project.about),
+            share=project.info.is_share,
             regression=api.regression,
             chats=api.listing.layout == CHATS,
         )
@@ -216,7 +215,7 @@ def _storage_key(project: Project) -> str:
 
     It depends on the data, too: other data in the same folder have other instances.
     """
-    place = os.fsencode(project.folder.resolve()) + project.about["digest"].encode()
+    place = os.fsencode(project.folder.resolve()) + project.info.digest.encode()
     return f"{zlib.crc32(place):08x}"
 
 
@@ -252,7 +251,7 @@ def serve(
         addresses = _addresses(host, listener)
         listed = "\n    ".join(f"{address}?token={keys.token}" for address in addresses)
         print(
-            f"Reviewing {project.about['name']} at\n\n    {listed}\n\n"
+            f"Reviewing {project.info['name']} at\n\n    {listed}\n\n"
             "Every decision is saved at once. Stop with Ctrl-C.",
             flush=True,
         )
