@@ -139,4 +139,4 @@ def test_near_duplicates_are_in_one_part(model, tmp_path):
     for found in lines.values():  # lines 1 and 2 are the same, 3 and 4, ...
         assert {(number - 1) ^ 1 for number in found} == {number - 1 for number in found}
     assert set(copies.table["part"]) == {"train"}
-    assert len(copies.table) == counts["train"] == len(examples.parts["train"]) == 72
+    assert len(copies.table) == counts.train == len(examples.parts["train"]) == 72

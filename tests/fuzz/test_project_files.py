@@ -14,6 +14,7 @@ import pytest
 import dross
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
+from dross.cleaning.project_files import to_json
 from dross.errors import DrossError
 from dross.review.server import Keys, create_app
 from tests.cleaning.made_inputs import QUICK, small_table
@@ -66,7 +67,7 @@ def read_all(folder):
     project = Project.open(folder / "run")
     try:
         tables = [project.instances, project.content, project.validation, project.label_table]
-        said = [project.info, project.verdicts(), *map(project.why, range(20))]
+        said = [to_json(project.info), project.verdicts(), *map(project.why, range(20))]
         decided = [project.current_decisions(), project.decisions.history()]
         return [table.to_csv() for table in tables], said, decided
     finally:

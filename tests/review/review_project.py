@@ -36,7 +36,7 @@ HOSTILE = [
     "🦊👩‍👩‍👧 zero\u200bwidth",
     '=HYPERLINK("http://example.com")',
 ]
-NOTHING = Recommendation("no gain", "No plan makes models better beyond chance.", None, [])
+NOTHING = Recommendation([], None, "no gain", "No plan makes models better beyond chance.")
 _WORDS = (
     "the film was slow but warm and the end surprised everyone who had hoped for more than "
     "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
