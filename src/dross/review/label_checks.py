@@ -127,7 +127,7 @@ class LabelChecks:
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""
         row, content = self._table.loc[number - self.start], self._content.loc[number - self.start]
-        found = {"Label": describe_label(row, self.project.about["task"])}
+        found = {"Label": describe_label(row, self.project.info.task)}
         if row["checked"]:
             found["Checked"] = f"Before this was computed, a person said: {_SAID[row['checked']]}."
         found["What to do"] = (
