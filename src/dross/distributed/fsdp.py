@@ -247,7 +247,7 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
 
 def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, batch: Batch) -> None:
     """Find what can be trained but not retraced now, and not after a long run."""
-    if pure.blocks is not None:
+    if pure.rule is None:
         raise NotSupported(
             f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "
             "Use an optimizer that treats every number alike, such as AdamW."

@@ -594,7 +594,7 @@ def _check_shardable(recording: Recording) -> None:
     reason = None
     if moving := objective.layout.moving_buffers:
         reason = f"its forward pass moves '{moving[0]}', and the ranks' batches differ"
-    elif optimizer.blocks is not None:
+    elif optimizer.rule is None:
         reason = f"{optimizer.name} takes every parameter as a whole"
     elif objective.precision.narrow is torch.float16:
         reason = "in float16 each rank would scale its adjoint by itself"

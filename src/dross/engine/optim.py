@@ -10,22 +10,20 @@ import torch
 from torch import Tensor
 
 from ..errors import NotSupported
-from .optim_custom import OF_TORCH, Blocks, FormulaRule, find_formula, formula_named
+from .optim_custom import OF_TORCH, FormulaRule, Parameterwise, find_formula, formula_named
 from .state import Clock, Counters, Layout
 from .update_rules import (
     SGD,
     TORCH_STEPPED,
     Adam,
+    Elementwise,
     Flags,
-    Numbers,
+    Hyperparams,
     Rule,
     Slots,
     TorchStep,
-    compute_in_pieces,
     counter_dtype,
-    flatten_numbers,
-    pull_by_table,
-    push_by_table,
+    flatten_options,
     read_flags,
 )
 
@@ -52,23 +50,11 @@ class Optimizer:
     fused: bool = False  # it steps with torch's fused kernel, where that rounds differently
 
     @cached_property
-    def blocks(self) -> Blocks | None:
-        """The update of an optimizer that takes each parameter as a whole."""
-        formula = None if self.formula is None else formula_named(self.formula)
-        if formula is None or formula.elementwise:
-            return None
-        return Blocks(formula, self.flags, self.shapes)
-
-    @cached_property
-    def needs_gradient(self) -> bool:
-        """Whether `pull` and `push` depend on the gradient, so that a retrace has to compute it."""
-        return self.blocks is not None or self.rule.needs_gradient
-
-    @property
-    def rule(self) -> Rule:
-        """The update of one parameter group, where every number is treated alike."""
+    def rule(self) -> Rule | None:
+        """The update of one parameter group; None where parameters are taken as a whole."""
         if self.formula is not None:
-            return FormulaRule(formula_named(self.formula), self.flags)
+            formula = formula_named(self.formula)
+            return FormulaRule(formula, self.flags) if formula.elementwise else None
         flag = lambda key: bool(self.flags.get(key, False))
         if self.name == "SGD":
             return SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
@@ -77,33 +63,32 @@ class Optimizer:
             return Adam(flag("amsgrad"), flag("maximize"), decoupled, fused=self.fused)
         return TorchStep(self.name, self.flags)
 
-    def numbers(self, row: np.ndarray) -> list[Numbers]:
+    @cached_property
+    def _whole(self) -> Elementwise | Parameterwise:
+        """The update of all parameter groups."""
+        if self.rule is not None:
+            return Elementwise(self.rule, self.group_sizes)
+        assert self.formula is not None
+        return Parameterwise(formula_named(self.formula), self.flags, self.shapes)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether `pull` and `push` depend on the gradient, so that a retrace has to compute it."""
+        return self.rule is None or self.rule.needs_gradient
+
+    def hyperparams(self, row: np.ndarray) -> list[Hyperparams]:
         """The numbers of each group by name."""
         return [dict(zip(self.columns, values)) for values in row.tolist()]
 
     def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, Clock]:
-        """The slots, each [p], and the clock of an optimizer that has not stepped yet."""
-        if self.blocks is not None:
-            return self.blocks.initial(theta, self.numbers(row))
-        thetas = theta.split(self.group_sizes, -1)
-        parts = [self.rule.initial(part, h) for part, h in zip(thetas, self.numbers(row))]
-        return _join_slots([slots for slots, _ in parts]), tuple(counters for _, counters in parts)
+        """The slots and the clock of an optimizer that has not stepped yet."""
+        return self._whole.initial(theta, self.hyperparams(row))
 
     def update(
         self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, row: np.ndarray
     ) -> tuple[Tensor, Slots, Clock]:
         """theta [p], slots and clock after a step with the gradient g [p]."""
-        if self.blocks is not None:
-            return self.blocks.update(theta, slots, clock, g, self.numbers(row))
-        rule, numbers, clock_after = self.rule, self.numbers(row), list(clock)
-
-        def step(group: int, at: Slots, slots: Slots) -> Slots:
-            given = (at["theta"], slots, clock[group], at["g"], numbers[group])
-            moved, slots, clock_after[group] = rule.update(*given)
-            return {"theta": moved, **slots}
-
-        after = compute_in_pieces(step, self.group_sizes, {"theta": theta, "g": g}, slots)
-        return after.pop("theta"), after, tuple(clock_after)
+        return self._whole.update(theta, slots, clock, g, self.hyperparams(row))
 
     def pull(
         self,
@@ -115,16 +100,7 @@ class Optimizer:
         after: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The adjoint of `update`: of "theta", "g" and each slot, from those after it, [Q, ...]."""
-        numbers = self.numbers(row)
-        if self.blocks is not None:
-            return self.blocks.pull(theta, slots, clock, g, numbers, after)
-        rule, sources = self.rule, ("g", *slots, "theta")
-
-        def back(group: int, at: Slots, slots: Slots, after: Slots) -> Slots:
-            table = rule.table(at["theta"], slots, clock[group], at["g"], numbers[group])
-            return pull_by_table(table, after, sources)
-
-        return compute_in_pieces(back, self.group_sizes, {"theta": theta, "g": g}, slots, after)
+        return self._whole.pull(theta, slots, clock, g, self.hyperparams(row), after)
 
     def push(
         self,
@@ -136,16 +112,13 @@ class Optimizer:
         before: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The tangent of `update`: of "theta" and each slot, from those before it and "g"."""
-        numbers = self.numbers(row)
-        if self.blocks is not None:
-            return self.blocks.push(theta, slots, clock, g, numbers, before)
-        rule, outputs = self.rule, (*slots, "theta")
+        return self._whole.push(theta, slots, clock, g, self.hyperparams(row), before)
 
-        def move(group: int, at: Slots, slots: Slots, before: Slots) -> Slots:
-            table = rule.table(at["theta"], slots, clock[group], at["g"], numbers[group])
-            return push_by_table(table, before, outputs)
-
-        return compute_in_pieces(move, self.group_sizes, {"theta": theta, "g": g}, slots, before)
+    def split_slot(
+        self, layout: Layout, slot: str, value: Tensor, row: np.ndarray
+    ) -> dict[str, Tensor]:
+        """A slot by the names of the parameters that have it, each in its own shape."""
+        return self._whole.split_slot(layout, slot, value, self.hyperparams(row))
 
     @property
     def description(self) -> "OptimizerDescription":
@@ -192,10 +165,6 @@ class OptimizerDescription:
         )
 
 
-def _join_slots(parts: Sequence[Slots]) -> Slots:
-    return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
-
-
 # --- from a torch optimizer -----------------------------------------------------------------------
 
 
@@ -226,7 +195,7 @@ def read_optimizer(
         _refuse(optimizer)
     own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
     flags = [read_flags(g, own) for g in groups]
-    columns = [tuple(flatten_numbers(g, own)) for g in groups]
+    columns = [tuple(flatten_options(g, own)) for g in groups]
     momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
     differ = any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns)
     if name == "RMSprop":  # it keeps a buffer only where there is momentum
@@ -236,10 +205,17 @@ def read_optimizer(
             f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all "
             "groups the same options; rates, momenta and decays may differ."
         )
-    given = (name, flags[0], columns[0], tuple(group_sizes), any(momenta))
-    by_name = None if formula is None else formula.name
-    fused = name in ("Adam", "AdamW") and all(bool(g.get("fused")) for g in groups)
-    return Optimizer(*given, by_name, tuple(map(tuple, shapes)), slices, fused)
+    return Optimizer(
+        name=name,
+        flags=flags[0],
+        columns=columns[0],
+        group_sizes=tuple(group_sizes),
+        any_momentum=any(momenta),
+        formula=None if formula is None else formula.name,
+        shapes=tuple(map(tuple, shapes)),
+        slices=slices,
+        fused=name in ("Adam", "AdamW") and all(bool(g.get("fused")) for g in groups),
+    )
 
 
 #: a part of the class name of optimizers that cannot be followed, and why not
@@ -273,7 +249,7 @@ def _refuse(optimizer: torch.optim.Optimizer) -> NoReturn:
 def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     """The options of a torch optimizer's groups as they are now: float64 [G, H]."""
     keys = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
-    flat = [flatten_numbers(group, keys) for group in groups]
+    flat = [flatten_options(group, keys) for group in groups]
     return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
 
 
@@ -305,13 +281,14 @@ def read_slots(
     held = {name: torch_optimizer.state.get(parameters[name], {}) for name in layout.names}
     if not any(_has_stepped(state) for state in held.values()):
         return optimizer.initial(theta, row)
-    fresh, clock = _fresh_slots(optimizer, layout, theta, row)
+    fresh, clock = optimizer.initial(theta, row)
     slots = {}
-    for slot, values in fresh.items():
-        for name in values:
+    for slot, value in fresh.items():
+        parts = optimizer.split_slot(layout, slot, value, row)
+        for name in parts:
             if held[name].get(slot) is not None:
-                values[name] = layout.local(held[name][slot].detach()).to(theta.device)
-        slots[slot] = torch.cat([value.reshape(-1) for value in values.values()])
+                parts[name] = layout.local(held[name][slot].detach()).to(theta.device)
+        slots[slot] = torch.cat([part.reshape(-1) for part in parts.values()])
     counters = []
     for group, initial in enumerate(clock):
         members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
@@ -324,38 +301,6 @@ def read_slots(
             )
         counters.append(seen[0])
     return slots, tuple(counters)
-
-
-def _fresh_slots(
-    optimizer: Optimizer, layout: Layout, theta: Tensor, row: np.ndarray
-) -> tuple[dict[str, dict[str, Tensor]], Clock]:
-    """The slots of a new optimizer by the names of the parameters, and its clock."""
-    if optimizer.blocks is not None:
-        slots, clock = optimizer.initial(theta, row)
-        by_name = {s: _split_slot(optimizer, layout, s, value, row) for s, value in slots.items()}
-        return by_name, clock
-    # every number of a group begins alike: computing one is enough
-    ones = [optimizer.rule.initial(theta.new_zeros(1), h) for h in optimizer.numbers(row)]
-    parts = zip(layout.split(theta).items(), layout.group_of)
-    shapes = [(name, part.shape, group) for (name, part), group in parts]
-    by_name = {
-        slot: {name: ones[group][0][slot].expand(shape) for name, shape, group in shapes}
-        for slot in ones[0][0]
-    }
-    return by_name, tuple(counters for _, counters in ones)
-
-
-def _split_slot(
-    optimizer: Optimizer, layout: Layout, slot: str, value: Tensor, row: np.ndarray
-) -> dict[str, Tensor]:
-    """A slot by the names of the parameters that have it, each in its own shape."""
-    if optimizer.blocks is None:
-        return layout.split(value)
-    _, clock = optimizer.blocks.initial(torch.zeros(sum(layout.sizes)), optimizer.numbers(row))
-    every = optimizer.blocks.slot_shapes(clock, optimizer.numbers(row))
-    shapes = {name: own[slot] for name, own in zip(layout.names, every) if slot in own}
-    parts = value.split([shape.numel() for shape in shapes.values()])
-    return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
 
 
 def _has_stepped(state: dict) -> bool:
@@ -379,9 +324,8 @@ def write_slots(
     row: np.ndarray,
 ) -> None:
     """Leave a torch optimizer as if it had taken the steps itself, so that it can go on."""
-    split = lambda slot, value: _split_slot(optimizer, layout, slot, value, row)
     is_sgd = optimizer.name == "SGD" and optimizer.formula is None  # it keeps no counter
-    named = {slot: split(slot, value) for slot, value in slots.items()}
+    named = {slot: optimizer.split_slot(layout, slot, slots[slot], row) for slot in slots}
     options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
     for name, group in zip(layout.names, layout.group_of):
         parameter = parameters[name]

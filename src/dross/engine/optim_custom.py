@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +13,14 @@ from torch.func import vjp, vmap
 
 from ..errors import InvalidInput, NotSupported
 from .autodiff import jvp
-from .state import Clock, Counters
+from .state import Clock, Counters, Layout
 from .update_rules import (
-    Numbers,
+    Hyperparams,
     Slots,
     Table,
     Updated,
     differentiate_table,
-    flatten_numbers,
+    flatten_options,
     group_options,
     read_flags,
 )
@@ -27,7 +28,7 @@ from .update_rules import (
 __all__ = ["register"]
 
 
-# --- formula --------------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
 # An optimizer as a formula: a pure function of one parameter, differentiated by autograd.
 #
@@ -35,7 +36,7 @@ __all__ = ["register"]
 #
 # An elementwise formula treats every number alike. So it takes all of a parameter group at once, and
 # its Jacobian is a table as in update_rules.py. Any other formula is taken parameter by parameter, in
-# the parameter's own shape (blocks.py).
+# the parameter's own shape (`Parameterwise`).
 
 #: the options of a parameter group by their names, and "step", which counts from 1
 Options = Mapping[str, Any]
@@ -76,7 +77,7 @@ class Formula:
         return {"step": 0.0} if self.counts else {}
 
 
-def options_at(h: Numbers, flags: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
+def options_at(h: Hyperparams, flags: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
     """What a formula is told: the numbers and flags of its group, and which step it is."""
     options = {**group_options(h), **flags}
     return options | ({"step": counters["step"] + 1} if "step" in counters else {})
@@ -95,7 +96,7 @@ class FormulaRule:
     flags: Mapping[str, Any]
     needs_gradient: bool = True
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+    def initial(self, theta: Tensor, h: Hyperparams) -> tuple[Slots, Counters]:
         """What the slots begin with."""
         counters = self.formula.counters()
         return self.formula.start(theta, options_at(h, self.flags, counters)), counters
@@ -114,12 +115,13 @@ class FormulaRule:
         return differentiate_table(step, theta, slots, g)
 
 
-# --- formula_known --------------------------------------------------------------------------------
+# --- known formulas -------------------------------------------------------------------------------
 
-# Formulas of optimizers that torch or a common package has, and that are not in torch_step.py.
+# Formulas of optimizers that torch or a common package has, and that are not elementwise steps of
+# torch.optim (`TorchStep`).
 #
 # docs/derivations.md has them in letters. A formula is compared with the optimizer's own step before
-# it is used (check.py), so an optimizer of the same name that computes something else is refused.
+# it is used (`check_formula`), so an optimizer of the same name that computes something else is refused.
 
 #: the type in which Muon orthogonalizes; its derivative is that of the same map without rounding
 ORTHOGONALIZED_IN = torch.bfloat16
@@ -280,48 +282,42 @@ OF_PACKAGES = {
 }
 
 
-# --- formula_blocks -------------------------------------------------------------------------------
+# --- parameters as a whole ------------------------------------------------------------------------
 
-# Optimizers that take a parameter as a whole: a matrix is orthogonalized, or has row means.
-#
-# Their Jacobian has one block per parameter, and no table. Its products come from autograd through
-# the formula, one parameter at a time. Slots need not have the parameter's shape: in a state, the
-# slots of one name lie one after the other, parameter by parameter.
+# A matrix is orthogonalized, or has row means. The Jacobian of such an update has one block per
+# parameter, and no table. Its products come from autograd through the formula, one parameter at a
+# time. Slots need not have the parameter's shape: in a state, the slots of one name lie one after
+# the other, parameter by parameter.
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """A formula over the parameters of all groups. Shapes: p parameters, Q adjoints or tangents."""
+class Parameterwise:
+    """A formula over the parameters of all groups. Shapes: p numbers, Q adjoints or tangents."""
 
     formula: Formula
     flags: Mapping[str, Any]
     shapes: tuple[tuple[torch.Size, ...], ...]  # of the parameters of each group
 
-    def initial(self, theta: Tensor, numbers: list[Numbers]) -> tuple[Slots, Clock]:
+    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, Clock]:
         """The slots and the clock of an optimizer that has not stepped yet."""
-        clock = tuple(self.formula.counters() for _ in self.shapes)
-        options = self._options(clock, numbers)
-        sizes = [shape.numel() for shape, _ in options]
-        parts = theta.split(sizes, -1)
-        pairs = zip(parts, options)
-        return self._join_slots(
-            [self.formula.start(part.view(shape), o) for part, (shape, o) in pairs], theta
-        ), clock
-
-    def slot_shapes(self, clock: Clock, numbers: list[Numbers]) -> list[dict[str, torch.Size]]:
-        """The shape of each slot of each parameter."""
-        return [self.formula.shapes(shape, o) for shape, o in self._options(clock, numbers)]
+        clock = self._initial_clock
+        options = self._options(clock, hyperparams)
+        parts = theta.split([shape.numel() for shape, _ in options], -1)
+        fresh = [
+            self.formula.start(part.view(shape), o) for part, (shape, o) in zip(parts, options)
+        ]
+        return self._join_slots(fresh, theta.shape[:-1]), clock
 
     def update(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, numbers: list[Numbers]
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
     ) -> tuple[Tensor, Slots, Clock]:
         """theta [p], slots and clock after a step; with a leading axis, those of K models."""
 
         def take(theta: Tensor, slots: Slots, g: Tensor) -> tuple[Tensor, Slots]:
-            blocks = self._split(theta, slots, clock, g, numbers)
-            after = [self.formula.update(part, g, own, o) for part, own, g, o in blocks]
+            parameters = self._split(theta, slots, clock, g, hyperparams)
+            after = [self.formula.update(part, g, own, o) for part, own, g, o in parameters]
             flat = torch.cat([part.reshape(-1) for part, _ in after])
-            return flat, self._join_slots([own for _, own in after], theta)
+            return flat, self._join_slots([own for _, own in after], theta.shape[:-1])
 
         with torch.no_grad():
             theta, slots = (vmap(take) if theta.dim() > 1 else take)(theta, slots, g)
@@ -333,23 +329,25 @@ class Blocks:
         slots: Slots,
         clock: Clock,
         g: Tensor,
-        numbers: list[Numbers],
+        hyperparams: list[Hyperparams],
         after: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """The adjoints of theta, g and the slots, from those after the step: each [Q, ...]."""
-        found: list[tuple[Tensor, Tensor, Slots]] = []
-        a_slots = {name: a for name, a in after.items() if name in slots}
-        split = self._split(theta, slots, clock, g, numbers)
-        coming = self._split(after["theta"], a_slots, clock, after["theta"], numbers)
-        for (part, own, g_part, options), (a_part, a_own, _, _) in zip(split, coming):
-            step = lambda part, g, own, o=options: self.formula.derived(part, g, own, o)
-            pulled: Any = vjp(step, part, g_part, own)
-            found.append(vmap(pulled[1])((a_part, a_own)))
-        rows = len(after["theta"])
-        flat = lambda parts: torch.cat([part.reshape(rows, -1) for part in parts], -1)
-        a_theta, a_g = flat(one[0] for one in found), flat(one[1] for one in found)
-        joined = self._join_slots([own for _, _, own in found], after["theta"], slots)
-        return {"theta": a_theta, "g": a_g, **joined}
+    ) -> Slots:
+        """The adjoints of "theta", "g" and each slot, from those after the step: each [Q, ...]."""
+        a_slots = {name: after[name] for name in slots}
+        parameters = self._split(theta, slots, clock, g, hyperparams)
+        adjoints = self._split(after["theta"], a_slots, clock, after["theta"], hyperparams)
+        pulled: list[tuple[Tensor, Tensor, Slots]] = []
+        for (part, own, g_part, options), (a_part, a_own, _, _) in zip(parameters, adjoints):
+            step = partial(self._differentiated, options)
+            back: Any = vjp(step, part, g_part, own)[1]
+            pulled.append(vmap(back)((a_part, a_own)))
+        lead = after["theta"].shape[:-1]
+        a_before = self._join_slots([own for _, _, own in pulled], lead)
+        return {
+            "theta": _flatten([a_theta for a_theta, _, _ in pulled], lead),
+            "g": _flatten([a_g for _, a_g, _ in pulled], lead),
+            **{name: a_before[name] for name in slots},
+        }
 
     def push(
         self,
@@ -357,68 +355,100 @@ class Blocks:
         slots: Slots,
         clock: Clock,
         g: Tensor,
-        numbers: list[Numbers],
+        hyperparams: list[Hyperparams],
         before: Mapping[str, Tensor],
+    ) -> Slots:
+        """How "theta" and each slot move, from how they and "g" moved before the step."""
+        slots_dot = {name: before[name] for name in slots}
+        parameters = self._split(theta, slots, clock, g, hyperparams)
+        tangents = self._split(before["theta"], slots_dot, clock, before["g"], hyperparams)
+        pushed: list[tuple[Tensor, Slots]] = []
+        for (part, own, g_part, options), (dot, own_dot, g_dot, _) in zip(parameters, tangents):
+            step = partial(self._differentiated, options)
+            along = partial(_push_along, step, (part, g_part, own))
+            pushed.append(vmap(along)(dot, g_dot, own_dot))
+        lead = before["theta"].shape[:-1]
+        dot_after = self._join_slots([own for _, own in pushed], lead)
+        moved = {name: dot_after[name] for name in slots}
+        return {"theta": _flatten([dot for dot, _ in pushed], lead), **moved}
+
+    def split_slot(
+        self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]
     ) -> dict[str, Tensor]:
-        """How theta and the slots move after the step, from how theta, g and the slots move."""
-        found: list[tuple[Tensor, Slots]] = []
-        slots_dot = {name: dot for name, dot in before.items() if name in slots}
-        split = self._split(theta, slots, clock, g, numbers)
-        coming = self._split(before["theta"], slots_dot, clock, before["g"], numbers)
-        for (part, own, g_part, options), (dot, own_dot, g_dot, _) in zip(split, coming):
-            step = lambda part, g, own, o=options: self.formula.derived(part, g, own, o)
-            given = (part, g_part, own)
-            along = lambda *tangents, f=step, at=given: jvp(f, at, tangents)[1]
-            found.append(vmap(along)(dot, g_dot, own_dot))
-        rows = len(before["theta"])
-        theta_dot = torch.cat([dot.reshape(rows, -1) for dot, _ in found], -1)
-        joined = self._join_slots([own for _, own in found], before["theta"], slots)
-        return {"theta": theta_dot, **joined}
+        """A slot by the names of the parameters that have it, each in its own shape."""
+        every = self._slot_shapes(self._initial_clock, hyperparams)
+        shapes = {name: own[slot] for name, own in zip(layout.names, every) if slot in own}
+        parts = value.split([shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
+
+    def _differentiated(
+        self, options: Options, theta: Tensor, g: Tensor, slots: Slots
+    ) -> tuple[Tensor, Slots]:
+        return self.formula.derived(theta, g, slots, options)
 
     # --- parameters side by side ------------------------------------------------------------------
 
-    def _options(self, clock: Clock, numbers: list[Numbers]) -> list[tuple[torch.Size, Options]]:
+    @property
+    def _initial_clock(self) -> Clock:
+        return tuple(self.formula.counters() for _ in self.shapes)
+
+    def _options(
+        self, clock: Clock, hyperparams: list[Hyperparams]
+    ) -> list[tuple[torch.Size, Options]]:
         """Each parameter's shape, and what its group tells the formula."""
         return [
             (shape, options)
-            for shapes, counters, h in zip(self.shapes, clock, numbers)
+            for shapes, counters, h in zip(self.shapes, clock, hyperparams)
             for options in [options_at(h, self.flags, counters)]
             for shape in shapes
         ]
 
+    def _slot_shapes(
+        self, clock: Clock, hyperparams: list[Hyperparams]
+    ) -> list[dict[str, torch.Size]]:
+        """The shape of each slot of each parameter."""
+        return [self.formula.shapes(shape, o) for shape, o in self._options(clock, hyperparams)]
+
     def _split(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, numbers: list[Numbers]
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
     ) -> Iterator[tuple[Tensor, Slots, Tensor, Options]]:
         """Each parameter with its slots, its gradient and its options, in their own shapes."""
-        every = self._options(clock, numbers)
-        shapes = self.slot_shapes(clock, numbers)
-        sizes = [shape.numel() for shape, _ in every]
-        thetas, gs = theta.split(sizes, -1), g.split(sizes, -1)
-        own_sizes = lambda name: [s[name].numel() if name in s else 0 for s in shapes]
-        parts = {name: slot.split(own_sizes(name), -1) for name, slot in slots.items()}
-        for k, (shape, options) in enumerate(every):
-            own = {name: _shape(parts[name][k], s) for name, s in shapes[k].items()}
-            yield _shape(thetas[k], shape), own, _shape(gs[k], shape), options
+        options = self._options(clock, hyperparams)
+        shapes = self._slot_shapes(clock, hyperparams)
+        sizes = [shape.numel() for shape, _ in options]
+        thetas = theta.split(sizes, -1)
+        gradients = g.split(sizes, -1)
+        parts = {}
+        for name, slot in slots.items():
+            own_sizes = [own[name].numel() if name in own else 0 for own in shapes]
+            parts[name] = slot.split(own_sizes, -1)
+        for k, (shape, o) in enumerate(options):
+            own = {name: _reshape(parts[name][k], s) for name, s in shapes[k].items()}
+            yield _reshape(thetas[k], shape), own, _reshape(gradients[k], shape), o
 
-    def _join_slots(
-        self, parts: list[Slots], like: Tensor, names: Mapping[str, Any] | None = None
-    ) -> Slots:
-        """The slots of all parameters one after the other: each [..., numbers]."""
-        names = dict.fromkeys(name for part in parts for name in part) if names is None else names
-        lead = like.shape[:-1]
-        flat = lambda t: t.reshape(*lead, -1)
+    def _join_slots(self, parts: list[Slots], lead: torch.Size) -> Slots:
+        """The slots of all parameters one after the other: each [*lead, numbers]."""
+        names = dict.fromkeys(name for part in parts for name in part)
         return {
-            name: torch.cat([flat(part[name]) for part in parts if name in part], -1)
-            for name in names
+            name: _flatten([part[name] for part in parts if name in part], lead) for name in names
         }
 
 
-def _shape(t: Tensor, shape: torch.Size) -> Tensor:
+def _reshape(t: Tensor, shape: torch.Size) -> Tensor:
     """[..., n] -> [..., *shape]."""
     return t.reshape(*t.shape[:-1], *shape)
 
 
-# --- formula_check --------------------------------------------------------------------------------
+def _flatten(parts: list[Tensor], lead: torch.Size) -> Tensor:
+    """Each [*lead, ...], side by side: [*lead, n]."""
+    return torch.cat([part.reshape(*lead, -1) for part in parts], -1)
+
+
+def _push_along(step: Callable, at: tuple, *tangents: Any) -> Any:
+    return jvp(step, at, tangents)[1]
+
+
+# --- the check of a formula -----------------------------------------------------------------------
 
 # Compare a formula with its optimizer's own step, and its derivative with finite differences.
 
@@ -577,7 +607,7 @@ def _by_blocks(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
     return {"theta": theta, **slots}
 
 
-# --- registry ---
+# --- registered formulas --------------------------------------------------------------------------
 
 _REGISTERED: dict[type, Formula] = {}
 _CHECKED: set[tuple] = set()
@@ -700,7 +730,7 @@ def formula_named(name: str) -> Formula:
 def _options_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The options of the first parameter group, as a formula is told them."""
     group, own = optimizer.param_groups[0], optimizer.defaults
-    return {**group_options(flatten_numbers(group, own)), **read_flags(group, own)}
+    return {**group_options(flatten_options(group, own)), **read_flags(group, own)}
 
 
 def _keeps_counter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:

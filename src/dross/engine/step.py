@@ -416,7 +416,6 @@ def group_steps(
         executor.would_capture(name, start.theta)
         and start.theta.numel() <= _MAX_PARAMETERS
         and len(optimizer.group_sizes) == 1
-        and optimizer.blocks is None
         and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
     )
     kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]

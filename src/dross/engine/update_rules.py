@@ -1,72 +1,28 @@
-"""The options of a parameter group as numbers and flags, and back."""
+"""The optimizers of torch as pure elementwise maps, each with its Jacobian.
+
+An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
+Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
+coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
+(the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
+entry; entries that are 0 are left out.
+
+Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
+"""
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .state import Counters
-
-Numbers = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
-Flags = dict[str, bool | str]  # options that say which formula is followed: nesterov, amsgrad
-_IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
-
-
-def flatten_numbers(group: Mapping[str, Any], keys: Iterable[str]) -> Numbers:
-    """The numbers among these options of a group; betas=(a, b) becomes betas.0 and betas.1.
-
-    A None within a tuple, as in eps=(None, 1e-3), is kept as nan.
-    """
-    numbers: Numbers = {}
-    for key in keys:
-        value = group[key]
-        if key in _IGNORED or isinstance(value, bool) or value is None:
-            continue
-        if isinstance(value, (tuple, list)):
-            parts = [math.nan if part is None else float(part) for part in value]
-            numbers |= {f"{key}.{k}": part for k, part in enumerate(parts)}
-        elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
-            numbers[key] = float(value)
-    return numbers
-
-
-def group_options(h: Numbers) -> dict[str, Any]:
-    """The inverse of `flatten_numbers`: betas.0 and betas.1 become betas=(a, b)."""
-    options: dict[str, Any] = {}
-    for key, value in h.items():
-        base, _, index = key.partition(".")
-        part = None if index and math.isnan(value) else value
-        options[base] = (*options.get(base, ()), part) if index else value
-    return options
-
-
-def read_flags(group: Mapping[str, Any], keys: Iterable[str]) -> Flags:
-    """The options that say which formula is followed, and not with which numbers."""
-    return {
-        key: group[key]
-        for key in keys
-        if isinstance(group[key], (bool, str)) and key not in _IGNORED
-    }
-
-
-# --- update_rules ---------------------------------------------------------------------------------
-
-# SGD and Adam as pure elementwise maps, each with its Jacobian.
-#
-# An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
-# Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
-# coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
-# (the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
-# entry; entries that are 0 are left out.
-#
-# The other optimizers of torch.optim follow the same protocol in torch_step.py.
-# Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
+from .state import Clock, Counters, Layout
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
+Hyperparams = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
+Flags = dict[str, bool | str]  # options that say which formula is followed: nesterov, amsgrad
 Updated = tuple[Tensor, Slots, Counters]
 Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d input
 
@@ -79,18 +35,18 @@ class Rule(Protocol):
         """Whether the table depends on the gradient, so that a retrace has to compute it."""
         ...
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+    def initial(self, theta: Tensor, h: Hyperparams) -> tuple[Slots, Counters]:
         """The memory of an optimizer that has not stepped yet."""
         ...
 
     def update(
-        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Hyperparams
     ) -> Updated:
         """theta, slots and counters after a step with the gradient g."""
         ...
 
     def table(
-        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Hyperparams
     ) -> Table:
         """The Jacobian of `update` at the same arguments."""
         ...
@@ -112,7 +68,7 @@ class SGD:
     maximize: bool
     needs_gradient: bool = False
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+    def initial(self, theta: Tensor, h: Hyperparams) -> tuple[Slots, Counters]:
         """A momentum buffer of zeros, which the first step does not read."""
         slots = {"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}
         return slots, {"step": 0.0}
@@ -182,7 +138,7 @@ class Adam:
     needs_gradient: bool = True
     fused: bool = False  # the loop stepped with torch's fused kernel, which rounds differently
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+    def initial(self, theta: Tensor, h: Hyperparams) -> tuple[Slots, Counters]:
         """Zeros for m and v, and for x with amsgrad."""
         names = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if self.amsgrad else ())
         return {name: torch.zeros_like(theta) for name in names}, {"step": 0.0}
@@ -265,7 +221,7 @@ class Adam:
             ("theta", "exp_avg_sq"): by_v * beta2,
         }
 
-    def _slopes(self, after: Slots, t: float, h: Numbers) -> tuple[Tensor, Tensor]:
+    def _slopes(self, after: Slots, t: float, h: Hyperparams) -> tuple[Tensor, Tensor]:
         """d theta' / d m' = -A / D, and d theta' / d x' = A m' / D^2 d D / d x'."""
         beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
         m, x = after["exp_avg"], after["max_exp_avg_sq" if self.amsgrad else "exp_avg_sq"]
@@ -276,7 +232,7 @@ class Adam:
         divisor = D**2 * 2 * correction * torch.where(root > 0, root, 1.0)
         return -A / D, torch.where(root > 0, A * m / divisor, 0.0)
 
-    def _gradient(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
+    def _gradient(self, theta: Tensor, g: Tensor, h: Hyperparams) -> Tensor:
         """g'."""
         return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
 
@@ -321,10 +277,8 @@ def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -
     return g.add(theta, alpha=weight_decay) if weight_decay else g
 
 
-# --- torch_step -----------------------------------------------------------------------------------
+# --- the other optimizers of torch.optim ----------------------------------------------------------
 
-# The other optimizers of torch.optim, through one step of their own code.
-#
 # For every step a new optimizer is built, given its memory, and stepped once. Its table comes from
 # autograd, through the same step with `differentiable=True`.
 
@@ -351,7 +305,7 @@ class TorchStep:
     flags: Flags
     needs_gradient: bool = True
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+    def initial(self, theta: Tensor, h: Hyperparams) -> tuple[Slots, Counters]:
         """The state that torch gives a parameter when it is stepped for the first time."""
         slots = {name: torch.zeros_like(theta) for name in TORCH_STEPPED[self.name]}
         counters = {"step": 0.0}
@@ -439,61 +393,166 @@ def differentiate_table(
     return table
 
 
-# --- chunks ---------------------------------------------------------------------------------------
+# --- all parameter groups -------------------------------------------------------------------------
 
-# Elementwise updates of long vectors, piece by piece.
-#
 # A formula of twenty operations on all of theta writes twenty vectors of its size, and on a CPU the
-# system hands out fresh memory for each of them. A piece stays in the cache, and so do its results.
-# On a GPU a piece is larger; it bounds the memory that the intermediate results take.
+# system hands out fresh memory for each of them. A chunk stays in the cache, and so do its results.
+# On a GPU a chunk is larger; it bounds the memory that the intermediate results take.
 
-_ON_CPU, _ON_GPU = 1 << 15, 1 << 24  # numbers at once; for each thread of a CPU
+_ON_CPU = 1 << 15  # numbers at once, for each thread
+_ON_GPU = 1 << 24
 _FEWEST = 1 << 10  # of a row, however many rows there are
 
 Named = Mapping[str, Tensor]
 
 
-def compute_in_pieces(
-    function: Callable[..., Named], sizes: Sequence[int], *given: Named
-) -> dict[str, Tensor]:
-    """function(group, *given), where it treats every number of a group alike.
+@dataclass(frozen=True)
+class Elementwise:
+    """A rule over all parameter groups of theta, each with its own hyperparameters."""
 
-    Arguments:
-        function: is called with the number of a group and with a part of each tensor, all of the
-            same length. It returns tensors of that length by name.
-        sizes: how many numbers each group has, one group after the other.
-        given: tensors [..., p] by name; p is the sum of the sizes.
+    rule: Rule
+    group_sizes: tuple[int, ...]  # how many numbers of theta belong to each group
 
-    Returns:
-        The function's tensors, each [..., p].
+    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, Clock]:
+        """The slots, each [p], and the clock of an optimizer that has not stepped yet."""
+        parts = theta.split(self.group_sizes, -1)
+        groups = [self.rule.initial(part, h) for part, h in zip(parts, hyperparams)]
+        names = groups[0][0]
+        slots = {name: torch.cat([own[name] for own, _ in groups], -1) for name in names}
+        return slots, tuple(counters for _, counters in groups)
+
+    def update(
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
+    ) -> tuple[Tensor, Slots, Clock]:
+        """theta, slots and clock after a step."""
+        clock_after = list(clock)
+
+        def step(group: int, at: Named, slots: Slots) -> Slots:
+            moved, slots, clock_after[group] = self.rule.update(
+                at["theta"], slots, clock[group], at["g"], hyperparams[group]
+            )
+            return {"theta": moved, **slots}
+
+        after = self._chunked(step, {"theta": theta, "g": g}, slots)
+        return after.pop("theta"), after, tuple(clock_after)
+
+    def pull(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        hyperparams: list[Hyperparams],
+        after: Named,
+    ) -> Slots:
+        """The adjoints of "theta", "g" and each slot, from those after the step: each [Q, p]."""
+        sources = ("g", *slots, "theta")
+
+        def back(group: int, at: Named, slots: Slots, after: Named) -> Slots:
+            h = hyperparams[group]
+            table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
+            return pull_by_table(table, after, sources)
+
+        return self._chunked(back, {"theta": theta, "g": g}, slots, after)
+
+    def push(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        hyperparams: list[Hyperparams],
+        before: Named,
+    ) -> Slots:
+        """How "theta" and each slot move, from how they and "g" moved before the step."""
+        outputs = (*slots, "theta")
+
+        def move(group: int, at: Named, slots: Slots, before: Named) -> Slots:
+            h = hyperparams[group]
+            table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
+            return push_by_table(table, before, outputs)
+
+        return self._chunked(move, {"theta": theta, "g": g}, slots, before)
+
+    def split_slot(
+        self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]
+    ) -> dict[str, Tensor]:
+        """A slot by the names of the parameters, each in its own shape."""
+        return layout.split(value)
+
+    def _chunked(self, function: Callable[..., Slots], *inputs: Named) -> Slots:
+        """function(group, *inputs), chunk by chunk.
+
+        Arguments:
+            function: is called with the number of a group and with a part of each tensor, all of
+                the same length. It returns tensors of that length by name.
+            inputs: tensors [..., p] by name.
+
+        Returns:
+            The function's tensors, each [..., p].
+        """
+        tensors = [t for named in inputs for t in named.values()]
+        chunks = list(self._chunks(max(tensors, key=torch.numel)))
+        if len(chunks) == 1:
+            return dict(function(0, *inputs))
+        results: Slots = {}
+        for group, chunk in chunks:
+            parts = ({name: t[..., chunk] for name, t in named.items()} for named in inputs)
+            for name, t in function(group, *parts).items():
+                if name not in results:
+                    results[name] = t.new_empty((*t.shape[:-1], sum(self.group_sizes)))
+                results[name][..., chunk] = t
+        return results
+
+    def _chunks(self, largest: Tensor) -> Iterator[tuple[int, slice]]:
+        """The chunks of each group. None crosses from one group to the next."""
+        rows = max(1, largest.numel() // max(1, largest.shape[-1]))
+        most = _ON_GPU if largest.is_cuda else _ON_CPU * torch.get_num_threads()
+        length = max(_FEWEST, most // rows)
+        start = 0
+        for group, size in enumerate(self.group_sizes):
+            for at in range(start, start + max(1, size), length):
+                yield group, slice(at, min(at + length, start + size))
+            start += size
+
+
+# --- the options of a parameter group -------------------------------------------------------------
+
+_IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
+
+
+def flatten_options(group: Mapping[str, Any], keys: Iterable[str]) -> Hyperparams:
+    """The numbers among these options of a group; betas=(a, b) becomes betas.0 and betas.1.
+
+    A None within a tuple, as in eps=(None, 1e-3), is kept as nan.
     """
-    pieces = list(_cut(sizes, _length(t for named in given for t in named.values())))
-    if len(pieces) == 1:
-        return dict(function(0, *given))
-    found: dict[str, Tensor] = {}
-    for group, piece in pieces:
-        parts = ({name: t[..., piece] for name, t in named.items()} for named in given)
-        computed = function(group, *parts)
-        if not found:
-            empty = lambda t: t.new_empty((*t.shape[:-1], sum(sizes)))
-            found = {name: empty(t) for name, t in computed.items()}
-        for name, t in computed.items():
-            found[name][..., piece] = t
-    return found
+    hyperparams: Hyperparams = {}
+    for key in keys:
+        value = group[key]
+        if key in _IGNORED or isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, (tuple, list)):
+            parts = [math.nan if part is None else float(part) for part in value]
+            hyperparams |= {f"{key}.{k}": part for k, part in enumerate(parts)}
+        elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+            hyperparams[key] = float(value)
+    return hyperparams
 
 
-def _length(tensors: Iterable[Tensor]) -> int:
-    """How many numbers of a row are computed at once."""
-    largest = max(tensors, key=torch.numel)
-    rows = largest.numel() // max(1, largest.shape[-1])
-    most = _ON_GPU if largest.is_cuda else _ON_CPU * torch.get_num_threads()
-    return max(_FEWEST, most // max(1, rows))
+def group_options(h: Hyperparams) -> dict[str, Any]:
+    """The inverse of `flatten_options`: betas.0 and betas.1 become betas=(a, b)."""
+    options: dict[str, Any] = {}
+    for key, value in h.items():
+        base, _, index = key.partition(".")
+        part = None if index and math.isnan(value) else value
+        options[base] = (*options.get(base, ()), part) if index else value
+    return options
 
 
-def _cut(sizes: Sequence[int], length: int) -> Iterator[tuple[int, slice]]:
-    """The pieces of each group. None crosses from one group to the next."""
-    start = 0
-    for group, size in enumerate(sizes):
-        for at in range(start, start + max(1, size), length):
-            yield group, slice(at, min(at + length, start + size))
-        start += size
+def read_flags(group: Mapping[str, Any], keys: Iterable[str]) -> Flags:
+    """The options that say which formula is followed, and not with which numbers."""
+    return {
+        key: group[key]
+        for key in keys
+        if isinstance(group[key], (bool, str)) and key not in _IGNORED
+    }
