@@ -1,6 +1,6 @@
 """What recording through each trainer costs: the same trainer with and without it.
 
-    python -m benchmarks.integrations [--rounds 5] [--epochs 10] [--keep default]
+    python -m benchmarks.trainers [--rounds 5] [--epochs 10] [--keep default]
 
 Both train the same model on the same data, in turns; the ratio is that of the fastest of each. The
 models are as large as a laptop trains in seconds: what a step costs apart from its arithmetic
