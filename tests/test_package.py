@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli, errors
+from tests.quick_cleaning import quick_cleaning
 
 PUBLIC = [
     "CorruptFile",
@@ -102,8 +103,9 @@ def test_every_error_is_a_dross_error_with_a_docstring_and_in_the_tree():
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "demo"
-    arguments = ["demo", "--out", str(folder), "--seeds", "8"]
-    return folder, CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    arguments = ["demo", "--out", str(folder), "--seeds", "4"]
+    with quick_cleaning():
+        return folder, CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
 
 
 def test_the_demo_tells_its_story(demo):
@@ -133,18 +135,18 @@ def test_info_describes_a_recorded_run(demo):
 )
 def test_an_error_is_a_message_not_a_traceback(arguments, tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
+    result = run_command(*arguments, folder=tmp_path)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert re.match(r"DrossError:|CorruptFile:", result.stderr)
 
-    def run(*options):
-        command = [sys.executable, "-m", "dross", *options, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
-    result = run()
-    assert (
-        result.returncode == 1
-        and "Traceback" not in result.stderr
-        and re.match(r"DrossError:|CorruptFile:", result.stderr)
-    )
-    assert "Traceback" in run("--debug").stderr
+def test_debug_shows_the_traceback(tmp_path):
+    assert "Traceback" in run_command("--debug", "info", "nowhere", folder=tmp_path).stderr
+
+
+def run_command(*arguments, folder):
+    command = [sys.executable, "-m", "dross", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
 def test_version_and_help_are_printed():

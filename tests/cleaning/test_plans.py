@@ -187,14 +187,14 @@ def test_error_and_probabilities_must_both_improve(monkeypatch, changes, recomme
 
 def test_noisy_labels_are_mended():
     x, y = load_digits(return_X_y=True)
-    x, y = x[:900] / 16, y[:900]
+    x, y = x[:500] / 16, y[:500]
     given = flip(y, 10, 0.2)
     rows = Rows.of(x, given, 10)
     found = advise(rows)
     assert found.state == "recommended"
     best = found.plans[0]
     assert best.name == found.recommended
-    left, labels = best.apply(given, np.arange(900))
+    left, labels = best.apply(given, np.arange(500))
     assert (labels[left] != y[left]).mean() < 0.25 * (given != y).mean()
     assert best.figures["noise-aware brier"].interval[1] < 0
     assert best.figures["error"].after < best.figures["error"].before

@@ -6,13 +6,11 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.datasets import load_breast_cancer
-from typer.testing import CliRunner
 
 import dross
 from dross._figures import encode_png
 from dross.cleaning.duplicates import FILE
 from dross.cleaning.findings import list_findings
-from dross.cli import app
 from dross.errors import CorruptFile
 from tests.cleaning.made_inputs import QUICK, edit_json, other_parts
 
@@ -60,15 +58,6 @@ def test_one_sentence_says_what_was_found_and_what_to_do(project):
         "in 1 group; there the labels differ, so one is wrong. The list Copies in dross review "
         "shows them: remove what is there twice."
     )
-
-
-def test_the_command_prints_it(_copied, tmp_path):
-    parts = [f"--{part}={_copied / part}.csv" for part in ("validation", "test")]
-    few = ["--repeats=1", "--epochs=2", "--lr=0.05", "--check=2", "--model=linear"]
-    where = [str(_copied / "train.csv"), "--label=target", f"--out={tmp_path / 'run'}"]
-    said = CliRunner().invoke(app, ["clean", *where, *few, *parts])
-    assert said.exit_code == 0
-    assert "2 of 171 test instances are also in the training part" in " ".join(said.stdout.split())
 
 
 def test_the_report_shows_them_side_by_side(project):

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -30,9 +31,20 @@ QUICK = ["--repeats", "1", "--epochs", "2", "--lr", "0.1", "--check", "2"]
 ODD_NAMES = ["rate [/s]", "weight [kg]", "[bold]x", ":warning:", "cost $a_b$"]
 
 
+ROOT = Path(__file__).parents[2]
+RUN = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+from dross.__main__ import main
+from tests.quick_cleaning import quick_cleaning
+with quick_cleaning():
+    main()
+"""
+
+
 def run_dross(*arguments, cwd, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "dross", *arguments],
+        [sys.executable, "-c", RUN, *arguments],
         cwd=cwd,
         env=os.environ | environment,
         capture_output=True,

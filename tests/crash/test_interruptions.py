@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dross
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 

@@ -155,7 +155,6 @@ def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     pages = [page for start in TOGETHER for page in list_pages() if page.startswith(start)]
     counted = [reader.follow(page) for page in pages]
     print(f"{sum(ran for ran, _ in counted)} ran, {sum(left for _, left in counted)} did not")
-    assert list((reader.folder / "runs" / "board").glob("events*"))  # of docs/how-to
     assert len(pages) >= 15 and sum(ran for ran, _ in counted) >= 30
 
 
