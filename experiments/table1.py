@@ -156,7 +156,7 @@ def _estimate(run: Run, query: Query, damping: float) -> dict[str, np.ndarray]:
     published = estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping)
     estimated = {
         "retrace": run.influence(query).values,
-        "no-hessian": estimators.without_hessian(run, query).values,
+        "no-hessian": estimators.WithoutHessian().score(run, query).values,
         "k&l": published.score(run, query).values,
     }
     # A network's Hessian need not be positive definite, whatever the damping.

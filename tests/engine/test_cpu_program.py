@@ -42,7 +42,7 @@ def results(p, folder, monkeypatch, switch: str):
         "theta": run.recording.state_at(run.steps).theta,
         "scores": torch.from_numpy(run.influence(one).values),
         "many": torch.from_numpy(run.influence(dross.losses((p.X_val, p.Y_val))).values),
-        "no hessian": torch.from_numpy(dross.estimators.without_hessian(run, one).values),
+        "no hessian": torch.from_numpy(dross.estimators.WithoutHessian().score(run, one).values),
         "truth": torch.from_numpy(run.leave_one_out(one, [0, 3])),
     }
     return found, run.recording.executor

@@ -23,14 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from .._io import write_bytes
 from .._progress import hide_progress, no_bar, progress_bar
-from ..data.fingerprint import digest_tensors
-from ..errors import DrossError, InputChanged, InvalidInput, first_line
+from ..data.sealed import read_sealed, write_sealed
+from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput, first_line
 
 Work = Callable[[Any], Any]
 Results = Iterator[tuple[int, Any]]  # (number of the piece, its result)
@@ -74,49 +71,38 @@ class ResultStore:
         except OSError as error:
             raise DrossError(f"{self.folder} cannot be made: {error.strerror}.") from error
         for path in sorted(self.folder.glob("piece-*.safetensors")):
-            self._read(path, tensors=False)
+            if self._read(path) is not None:
+                return  # the others are of the same sweep
 
     def get(self, number: int) -> dict[str, Tensor] | None:
         """The result of a piece, or None where it is missing or damaged."""
-        path = self._path(number)
-        return self._read(path) if path.exists() else None
+        return self._read(self._path(number))
 
     def put(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the result of a piece; raises DrossError."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
-        metadata = {
-            "settings": json.dumps(self.settings),
-            "numbers": json.dumps(self.numbers),
-            "digest": digest_tensors(tensors),
-        }
-        write_bytes(self._path(number), save(tensors, metadata))
+        about = {"settings": self.settings, "numbers": self.numbers}
+        write_sealed(self._path(number), result, about)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"piece-{number:06d}.safetensors"
 
-    def _read(self, path: Path, tensors: bool = True) -> dict[str, Tensor] | None:
-        """None: damaged, to be computed again and replaced."""
-        result: dict[str, Tensor] = {}
+    def _read(self, path: Path) -> dict[str, Tensor] | None:
+        """None: missing or damaged, to be computed and replaced."""
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                if tensors:
-                    result = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            settings = json.loads(metadata["settings"])
-            numbers = json.loads(metadata["numbers"])
-            digest = metadata["digest"]
-        except (SafetensorError, OSError, KeyError, ValueError):
+            result, about = read_sealed(path)
+        except (FileNotFoundError, CorruptFile):
             return None
-        same_numbers = len(numbers) == len(self.numbers) and np.allclose(
-            numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True
-        )
-        if settings != json.loads(json.dumps(self.settings)) or not same_numbers:
+        settings = json.loads(json.dumps(self.settings))  # as a file gives them back
+        numbers = about["numbers"]
+        if (
+            about["settings"] != settings
+            or len(numbers) != len(self.numbers)
+            or not np.allclose(numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True)
+        ):
             raise InputChanged(
                 f"{path} holds results of other settings, which must not be mixed with these. "
                 "Choose another folder, or delete the old results."
             )
-        if tensors and digest != digest_tensors(result):
-            return None
         return result
 
 

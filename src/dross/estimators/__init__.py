@@ -20,7 +20,7 @@ from ..influence.run import Run
 from ..influence.scores import Scores
 from .inverse_hessian import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
 from .simple import Random, TrainingLoss
-from .traced import Retrace, TracIn, WithoutHessian, without_hessian
+from .traced import Retrace, TracIn, WithoutHessian
 
 
 class Estimator(Protocol):
@@ -55,5 +55,4 @@ __all__ = [
     "TracIn",
     "TrainingLoss",
     "WithoutHessian",
-    "without_hessian",
 ]

@@ -48,23 +48,6 @@ class WithoutHessian:
         )
 
 
-def without_hessian(run: Run, query: Query, *, epochs: int | None = None) -> Scores:
-    """Score every training instance by the retrace without its Hessian term.
-
-    Arguments:
-        run: the recorded run.
-        query: what is asked.
-        epochs: how many of the last epochs are summed up; all by default.
-
-    Returns:
-        The same as `WithoutHessian(epochs).score(run, query)`.
-
-    Raises:
-        DrossError: as `Run.influence` does.
-    """
-    return WithoutHessian(epochs).score(run, query)
-
-
 @dataclass(frozen=True)
 class TracIn:
     """TracInCP (Pruthi et al. 2020).

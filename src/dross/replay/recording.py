@@ -161,8 +161,7 @@ class Recording:
     @property
     def replay(self) -> SegmentReplay:
         """Takes the steps of segments again."""
-        given = (self.tape, self.executor, self.optimizer, self.reducer, self.batches)
-        return SegmentReplay(*given, self.memory_limit)
+        return SegmentReplay(self)
 
     # --- segments and states ----------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class Recording:
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
         with self.executor.training():
-            return self.replay.replay_first_steps(segment, t - segment.first)
+            return self.replay.state_after(segment, t - segment.first)
 
     def model(self, weights: str, step: int | None = None) -> FinalModel | Average:
         """The model that is queried.

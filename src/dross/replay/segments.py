@@ -1,32 +1,30 @@
 """Take the steps of a segment again, with no more of its states in memory than fit."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..data.batch import AnyBatch, LazyBatch
 from ..data.dataset import EVERYTHING
-from ..distributed.ranks import Reducer
 from ..engine.device import HostCopy, side_stream
-from ..engine.executor import Executor
 from ..engine.fit import MemoryGuard
-from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step, take_steps
 from ..engine.tolerance import ROUNDING, is_close, size
-from ..errors import DrossWarning, InputChanged
+from ..errors import InputChanged
 from ..tape.format import Segment
 from ..tape.reader import Tape
 from . import schedule
 
+if TYPE_CHECKING:
+    from .recording import Recording
+
 _MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
-MAX_RECOMPUTES_BEFORE_WARNING = 8  # how often one step is taken
 
 Check = Callable[[], None]
-StatesAndGradients = tuple[list[State], list[Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -42,43 +40,36 @@ class Block:
     def from_step(self, first: int) -> "Block":
         """Without the steps before number `first`."""
         k = max(0, first - self.first)
-        steps, batches = self.steps[k:], self.batches[k:]
-        return Block(self.first + k, steps, batches, self.states[k:], self.gradients[k:])
+        return Block(
+            self.first + k, self.steps[k:], self.batches[k:], self.states[k:], self.gradients[k:]
+        )
 
 
 @dataclass(frozen=True)
 class SegmentReplay:
-    """Takes the steps of segments again."""
+    """Takes the steps of a recording's segments again."""
 
-    tape: Tape
-    executor: Executor
-    optimizer: Optimizer
-    reducer: Reducer
-    batches: Callable[[int, Sequence[Step]], list[list[LazyBatch]]]
-    memory: int | None = None  # bytes of states that may be held, where a budget says so
+    recording: "Recording"
 
     def blocks(self, index: int, segment: Segment, begin: int, stop: int) -> Iterator[Block]:
         """The steps of a segment from `begin` to before `stop`, in blocks, the last block first.
 
         A segment whose states do not fit into memory is replayed more than once, block by block.
         """
+        last = min(stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):
-            parts = self._kept_states(index, segment, min(stop, segment.end) - segment.first)
+            gradients, check = self._check_links(index, segment, last)
+            yield self._block(segment, 0, segment.states[:last], gradients)
+            check()  # now that a GPU has enough to do
         else:
-            parts = self._replayed_states(index, segment, begin, stop)
-        for first, (states, gradients) in parts:
-            steps = segment.steps[first - segment.first :][: len(states)]
-            yield Block(first, steps, self.batches(first, steps), states, gradients)
-            del states, gradients  # before the next ones are made
+            yield from self._replayed_blocks(index, segment, begin - segment.first, last)
 
-    # --- every state is on the tape ---------------------------------------------------------------
-
-    def _kept_states(
-        self, index: int, segment: Segment, count: int
-    ) -> Iterator[tuple[int, StatesAndGradients]]:
-        gradients, check = self._check_links(index, segment, count)
-        yield segment.first, (segment.states[:count], gradients)
-        check()  # now that a GPU has enough to do
+    def _block(
+        self, segment: Segment, low: int, states: list[State], gradients: list[Tensor | None]
+    ) -> Block:
+        first = segment.first + low
+        steps = segment.steps[low : low + len(states)]
+        return Block(first, steps, self.recording.batches(first, steps), states, gradients)
 
     def _check_links(
         self, index: int, segment: Segment, count: int
@@ -89,97 +80,101 @@ class SegmentReplay:
         checked, as a sample. Data that are read batch by batch may have changed anywhere, and in a
         loop of the user's own anything may have happened between two steps: then all are.
         """
-        made = self.tape.manifest
-        is_sample_enough = made.data_digest == EVERYTHING and not made.foreign
+        tape = self.recording.tape
+        is_sample_enough = tape.manifest.data_digest == EVERYTHING and not tape.manifest.foreign
         suspect = range(min(count, 1)) if is_sample_enough else range(count)
         gradients: list[Tensor | None] = [None] * count
-        batches = self.batches(segment.first, segment.steps[: len(suspect)])
+        batches = self.recording.batches(segment.first, segment.steps[: len(suspect)])
         check = do_nothing
         for k in suspect:
             after, gradients[k] = self._take(segment.steps[k], segment.states[k], batches[k])
             check()  # of the step before, while a GPU takes this one
             if k + 1 < len(segment.steps):
                 expected = lambda k=k: segment.states[k + 1]
-                check = check_later(after, expected, segment.first + k + 1, self.tape)
+                check = check_later(after, expected, segment.first + k + 1, tape)
             else:
-                check = self.check_end_later(index, after, segment)
+                check = self._check_end_later(index, after, segment)
         return gradients, check
 
     # --- states are replayed ----------------------------------------------------------------------
 
-    def _replayed_states(
-        self, index: int, segment: Segment, begin: int, stop: int
-    ) -> Iterator[tuple[int, StatesAndGradients]]:
-        """Replayed states in blocks (see schedule.py). One may begin before `begin`."""
-        first, last = segment.first, min(stop, segment.end) - segment.first
-        capacity = self.capacity(segment, last)
-        self._warn_of_recomputes(segment, last, capacity)
+    def _replayed_blocks(
+        self, index: int, segment: Segment, begin: int, last: int
+    ) -> Iterator[Block]:
+        """Steps begin..last-1 of a segment (see schedule.py). A block may start before `begin`."""
         check_end = last == len(segment.steps)  # by the last block, which comes first
         # from, to, the state at the start, and how many states fit, that one included
-        rows = [(0, last, segment.states[0], capacity)]
+        rows = [(0, last, segment.states[0], self.capacity(segment, last))]
         while rows:
             low, high, start, capacity = rows.pop()
-            if high <= begin - first:
+            length = high - low
+            if high <= begin:
                 continue
-            steps = segment.steps[low:high]
-            if len(steps) == 1 and not check_end:
-                yield first + low, ([start], [None])
+            if length == 1 and not check_end:
+                yield self._block(segment, low, [start], [None])
                 continue
-            if len(steps) <= max(1, capacity):
-                if (found := self._replay_if_it_fits(first + low, steps, start)) is not None:
+            if length <= max(1, capacity):
+                found = self._replay_if_it_fits(segment, low, high, start)
+                if found is not None:
                     states, gradients, end = found
-                    check = self.check_end_later(index, end, segment) if check_end else do_nothing
+                    check = do_nothing
+                    if check_end:
+                        check = self._check_end_later(index, end, segment)
                     del found, end, start
-                    yield first + low, (states, gradients)
+                    block = self._block(segment, low, states, gradients)
                     del states, gradients
+                    yield block
+                    del block  # before the next one is made
                     check()
                     check_end = False
                     continue
-                capacity = len(steps) // 2
-            middle = low + schedule.split_point(len(steps), capacity)
-            reached, capacity = self.replay_to_end(
-                first + low, segment.steps[low:middle], start, capacity
-            )
+                capacity = length // 2
+            middle = low + schedule.split_point(length, capacity)
+            reached, capacity = self._replay_to(segment, low, middle, start, capacity)
             rows += [(low, middle, start, capacity), (middle, high, reached, capacity - 1)]
             del start, reached
 
-    def replay_to_end(
-        self, first: int, steps: Sequence[Step], state: State, capacity: int
+    def state_after(self, segment: Segment, steps: int) -> State:
+        """The state after the first `steps` steps of a segment."""
+        capacity = self.capacity(segment, steps)
+        return self._replay_to(segment, 0, steps, segment.states[0], capacity)[0]
+
+    def _replay_to(
+        self, segment: Segment, low: int, high: int, state: State, capacity: int
     ) -> tuple[State, int]:
-        """The state after these steps, and how many states fit."""
-        k = 0
-        while k < len(steps):
-            row = steps[k : k + max(1, capacity - 1)]  # the one at the start is held, too
-            if (found := self._replay_if_it_fits(first + k, row, state)) is None:
-                capacity = 1 + len(row) // 2
+        """The state after steps low..high-1 of a segment, and how many states fit."""
+        while low < high:
+            end = min(high, low + max(1, capacity - 1))  # the one at the start is held, too
+            found = self._replay_if_it_fits(segment, low, end, state)
+            if found is None:
+                capacity = 1 + (end - low) // 2
             else:
-                state, k = found[2], k + len(row)
+                state = found[2]
+                low = end
             del found  # before others are made
         # a copy: on a GPU it is a part of a row of states, which it would keep alive
         return state.map(torch.clone), capacity
 
-    def replay_first_steps(self, segment: Segment, steps: int) -> State:
-        """The state after the first `steps` steps of a segment."""
-        taken, capacity = segment.steps[:steps], self.capacity(segment, steps)
-        return self.replay_to_end(segment.first, taken, segment.states[0], capacity)[0]
-
-    def _replay_if_it_fits(self, first: int, steps: Sequence[Step], start: State):
-        """`replay_steps`, or None where the states do not fit into memory."""
+    def _replay_if_it_fits(self, segment: Segment, low: int, high: int, start: State):
+        """`replay_steps` low..high-1 of a segment, or None where the states do not fit."""
+        steps = segment.steps[low:high]
         with MemoryGuard(
             len(steps),
             what="states at once",
-            free=self.executor.free_memory,
-            may_halve=self.reducer.size == 1,  # other ranks go on to the next step
+            free=self.recording.executor.free_memory,
+            may_halve=self.recording.reducer.size == 1,  # other ranks go on to the next step
         ):
-            return self.replay_steps(steps, start, self.batches(first, steps))
+            batches = self.recording.batches(segment.first + low, steps)
+            return self.replay_steps(steps, start, batches)
         return None
 
     def replay_steps(
         self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]
     ) -> tuple[list[State], list[Tensor | None], State]:
         """The states before each step, the gradients that a retrace needs, and the end state."""
-        if self.reducer.size == 1 and not self._need_gradients(steps):
-            after = take_steps(self.executor, self.optimizer, state, steps, batches)
+        recording = self.recording
+        if recording.reducer.size == 1 and not self._need_gradients(steps):
+            after = take_steps(recording.executor, recording.optimizer, state, steps, batches)
             states = [state, *after]
             return states[:-1], [None] * len(steps), states[-1]
         states, gradients = [state], []
@@ -192,62 +187,43 @@ class SegmentReplay:
     def _take(
         self, step: Step, state: State, batches: Sequence[AnyBatch]
     ) -> tuple[State, Tensor | None]:
-        given = (self.executor, self.optimizer, state, step, batches)
-        after, g, _ = take_step(*given, reducer=self.reducer)
-        return after, g if needs_gradient(self.optimizer, step) else None
+        """The state after a step, and its gradient where a reverse step needs it."""
+        executor, optimizer = self.recording.executor, self.recording.optimizer
+        reducer = self.recording.reducer
+        after, g, _ = take_step(executor, optimizer, state, step, batches, reducer=reducer)
+        return after, g if needs_gradient(optimizer, step) else None
 
     def _need_gradients(self, steps: Sequence[Step]) -> bool:
-        return any(needs_gradient(self.optimizer, step) for step in steps)
-
-    # --- memory -----------------------------------------------------------------------------------
+        return any(needs_gradient(self.recording.optimizer, step) for step in steps)
 
     def capacity(self, segment: Segment, steps: int) -> int:
         """How many states to hold at a time while a row of `steps` steps is replayed.
 
         With a memory budget, the states before and after the current step come on top.
         """
-        if (allowed := self.memory) is None:
-            by_default = _MAX_BYTES_OF_STATES // self._bytes_per_state(segment)
-            return max(by_default, steps.bit_length())
-        return max(1, allowed // self._bytes_per_state(segment))
-
-    def _bytes_per_state(self, segment: Segment) -> int:
-        """The size of a state and of the gradient that is kept with it."""
         state = segment.states[0]
-        gradient = state.theta.nbytes if self._need_gradients(segment.steps) else 0
-        return self.reducer.largest(max(1, state.nbytes + gradient))
-
-    def _warn_of_recomputes(self, segment: Segment, steps: int, capacity: int) -> None:
-        most = MAX_RECOMPUTES_BEFORE_WARNING
-        if (times := schedule.repetitions(steps, capacity)) <= most:
-            return
-        more = range(capacity, steps + 1)
-        needed = next(n for n in more if schedule.repetitions(steps, n) <= most)
-        warnings.warn(
-            f"Memory holds {capacity} states, so some steps are taken up to {times} times. With "
-            f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, it would be "
-            f"at most {most} times.",
-            DrossWarning,
-            stacklevel=6,
-        )
+        gradient_bytes = state.theta.nbytes if self._need_gradients(segment.steps) else 0
+        each = self.recording.reducer.largest(max(1, state.nbytes + gradient_bytes))
+        if (allowed := self.recording.memory_limit) is None:
+            return max(_MAX_BYTES_OF_STATES // each, steps.bit_length())
+        return max(1, allowed // each)
 
     # --- checks -----------------------------------------------------------------------------------
 
     def check_end(self, index: int, reached: State, segment: Segment) -> None:
         """Refuse a replayed segment that does not end where the recording went on from."""
-        self.check_end_later(index, reached, segment)()
+        self._check_end_later(index, reached, segment)()
 
-    def check_end_later(self, index: int, reached: State, segment: Segment) -> Check:
-        """`check_end` as a function, called when a GPU has other work to do meanwhile."""
-        last = index + 1 == len(self.tape.entries)
-        recorded = lambda: self.tape.end_state() if last else self.tape.read(index + 1).states[0]
-        return check_later(reached, recorded, segment.end, self.tape)
+    def _check_end_later(self, index: int, reached: State, segment: Segment) -> Check:
+        tape = self.recording.tape
+        last = index + 1 == len(tape.entries)
+        recorded = lambda: tape.end_state() if last else tape.read(index + 1).states[0]
+        return check_later(reached, recorded, segment.end, tape)
 
     def check_segment(self, index: int, segment: Segment) -> None:
         """Check the end of a segment for a walk that starts in its middle."""
         if len(segment.states) < len(segment.steps):
-            reached = self.replay_first_steps(segment, len(segment.steps))
-            self.check_end(index, reached, segment)
+            self.check_end(index, self.state_after(segment, len(segment.steps)), segment)
 
 
 def check_same(reached: State, recorded: State, t: int, tape: Tape) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from .._checks import check_folder
 from .._io import sync_folder
-from ..distributed.background import run_in_background
 from ..distributed.shards import explain_other_ranks
 from ..engine.state import State
 from ..engine.step import Step
@@ -184,7 +183,9 @@ class TapeWriter:
         end = after.map(host) if due else None
         write = partial(self._write_files, self._closed, end)
         if in_background:
-            self._writing = run_in_background(write, "dross: write the tape")
+            thread = ThreadPoolExecutor(1, "dross: write the tape")
+            self._writing = thread.submit(write)
+            thread.shutdown(wait=False)  # it ends after this; the process waits for it
         else:
             self._take_over(write())
 
