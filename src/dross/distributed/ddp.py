@@ -34,7 +34,7 @@ def find_ddp(model: Any) -> DistributedDataParallel | None:
 def ranks_of(model: Any) -> Reducer:
     """The ranks that train this model together, each on its own batches."""
     wrapper = find_ddp(model)
-    if wrapper is None:
+    if wrapper is None or wrapper.process_group.size() == 1:
         return ALONE
     return RankReducer(wrapper.process_group, next(wrapper.parameters()).device)
 

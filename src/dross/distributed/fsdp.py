@@ -1,6 +1,6 @@
 """Find out from a model under fully_shard, its optimizer and a batch what a run consists of.
 
-It is what step/inspect_model.py finds of a whole model, but no rank ever has all of its parameters.
+It is what engine/inspect.py finds of a whole model, but no rank ever has all of its parameters.
 """
 
 from dataclasses import replace
@@ -70,13 +70,13 @@ def ranks_of(model: nn.Module) -> RankReducer:
     return RankReducer(meshes.pop().get_group(), device)
 
 
-def check_options(**given: Any) -> None:
+def check_options(**options: Any) -> None:
     """Refuse options of a recorder that do not work with shards.
 
     Raises:
         NotSupported: it names the option.
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             raise NotSupported(
                 f"Under fully_shard, {name} is not supported yet. Leave it out, or record under "
@@ -119,9 +119,14 @@ class LocalLayout(GatheringLayout):
         from torch.distributed.tensor import DTensor  # takes a third of a second to import
 
         own = part.clone().view_as(self.local(parameter))
-        at = {"device_mesh": parameter.device_mesh, "placements": parameter.placements}  # type: ignore[attr-defined]
-        whole = {"shape": parameter.shape, "stride": parameter.stride()}
-        return DTensor.from_local(own, run_check=False, **at, **whole)
+        return DTensor.from_local(
+            own,
+            device_mesh=parameter.device_mesh,  # type: ignore[attr-defined]
+            placements=parameter.placements,  # type: ignore[attr-defined]
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
 
     def local(self, t: Tensor) -> Tensor:
         """This rank's part of a tensor of torch's."""
@@ -142,12 +147,11 @@ def own_shards(
         CorruptFile: where the files of the tape's end are not as they were written.
     """
     shards = ShardReducer(ranks.group, ranks.device, layout)
-    given = (layout.names, layout.shapes, layout.group_sizes, layout.moving_buffers)
-    own_sizes = shards.layout.group_sizes(ranks.rank)
     own_tape = ShardTape(tape, shards)
-    own_tape.check_steps(own_tape.steps, own_tape.steps, show=False)
-    own_layout = LocalLayout(*given, ranks=shards)
-    return own_tape, own_layout, replace(optimizer, group_sizes=own_sizes, shapes=())
+    own_tape.check_steps(tape.steps, tape.steps, show=False)
+    own_sizes = shards.layout.group_sizes(ranks.rank)
+    own_optimizer = replace(optimizer, group_sizes=own_sizes, shapes=())
+    return own_tape, LocalLayout.of(layout, shards), own_optimizer
 
 
 def inspect_sharded(
@@ -170,8 +174,8 @@ def inspect_sharded(
     parameters = dict(bare.model.named_parameters())
     candidates = names_by_group(parameters, optimizer)
     every = _layout(parameters, candidates)
-    used, seen = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
-    used = {name for found in ranks.gather(sorted(used)) for name in found}
+    own, stochastic, notes = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
+    used = set().union(*ranks.gather(own))
     groups = [[name for name in names if name in used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
     if not kept:
@@ -179,10 +183,10 @@ def inspect_sharded(
     objective = replace(
         bare,
         layout=_layout(parameters, [groups[k] for k in kept]),
-        stochastic=seen.stochastic,
+        stochastic=stochastic,
         evaluated=tuple(name for name, module in bare.model.named_modules() if not module.training),
         unused=tuple(name for names in candidates for name in names if name not in used),
-        precision=complete_precision(bare.precision, seen.notes),
+        precision=complete_precision(bare.precision, notes),
     )
     sharded = _shard(objective, ranks)
     assert sharded.gathering.ranks is not None
@@ -192,19 +196,9 @@ def inspect_sharded(
     return objective, sharded, pure
 
 
-class _Seen:
-    """What one pass tells of a model."""
-
-    def __init__(self, stochastic: bool, notes: PassNotes):
-        self.stochastic, self.notes = stochastic, notes
-
-
 def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
     shards = ShardReducer(ranks.group, ranks.device, objective.layout)
-    sharded = shard_objective(objective, shards)
-    own = sharded.gathering
-    given = (own.names, own.shapes, own.group_sizes, own.moving_buffers, own.units, own.ranks)
-    return replace(sharded, layout=LocalLayout(*given))
+    return shard_objective(objective, shards, LocalLayout)
 
 
 def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Layout:
@@ -215,8 +209,8 @@ def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Lay
     return Layout(names, shapes, sizes, moving_buffers=(), listed=listed)
 
 
-def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], _Seen]:
-    """Which parameters get a gradient, and what the pass was like."""
+def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], bool, PassNotes]:
+    """Which parameters get a gradient, whether random numbers were drawn, and notes of the pass."""
     layout, model = objective.gathering, objective.model
     assert layout.units is not None
     theta = layout.read(model)[0]
@@ -242,7 +236,7 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
                 f"The forward pass moves '{name}', and under fully_shard each rank has its own. "
                 "Put BatchNorm into eval mode, or use GroupNorm or LayerNorm."
             )
-    return {name for name, g in zip(leaves, grads) if g is not None}, _Seen(drawn, notes)
+    return {name for name, g in zip(leaves, grads) if g is not None}, drawn, notes
 
 
 def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, batch: Batch) -> None:
@@ -256,8 +250,7 @@ def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, bat
     c = torch.full((len(batch.c),), 1 / len(batch.c), dtype=batch.c.dtype, device=batch.c.device)
     try:
         with sharded.training():
-            given = (theta, {}, replace(batch, c=c), probe_direction(theta), {})
-            sharded.pull_reverse(*given)
+            sharded.pull_reverse(theta, {}, replace(batch, c=c), probe_direction(theta), {})
     except (RuntimeError, NotImplementedError) as error:
         raise NotSupported(
             "The model has an operator without a second derivative, so its runs cannot be "

@@ -1,25 +1,22 @@
-"""Whole parameters for as long as they are used, differentiably, from the shards of all ranks.
+"""Retraces over ranks: join them, and compute with parameters that are gathered where they are read.
 
     Gather   chunks -> whole parameters: an all-gather; its adjoint is Scatter
     Scatter  each rank's cotangents of whole parameters -> chunks of their sum: a reduce-scatter;
              its adjoint is Gather
 
-A pass keeps no whole parameter for its backward pass: where autograd would save one, a `Saved`
-note is saved instead, and the parameter is gathered again when it is needed. Both work when they
-are differentiated once more.
-
-Run a model with parameters that are gathered where its code reads them.
-
-The objective of a run whose ranks hold shards: `step/objective.py` over gathered parameters.
-
-A recording of which each rank holds a shard of every state.
+A model's modules read their parameters through `Units.reading`, which gathers each module's own in
+one message and differentiably. A pass keeps no whole parameter for its backward pass: where
+autograd would save one, a `Saved` note is saved instead, and the parameter is gathered again when
+it is needed. Both work when they are differentiated once more. So `ShardedObjective` is
+`engine/objective.py` over gathered parameters, and a sharded recording is an ordinary one with that
+objective, a tape that reads shards, and a `ShardReducer`.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 from weakref import ReferenceType, ref
 
 import torch
@@ -56,12 +53,12 @@ class Unit:
         message = chunks[0].new_zeros(sum(self.chunks))
         for part, chunk in zip(message.split(self.chunks), chunks):
             part[: len(chunk)] = chunk
-        found = self.ranks.all_gather(message)  # [R, sum of chunks]
+        gathered = self.ranks.all_gather(message)  # [R, sum of chunks]
         whole = []
-        for part, shape in zip(found.split(self.chunks, -1), self.shapes):
+        for part, shape in zip(gathered.split(self.chunks, -1), self.shapes):
             flat = part.reshape(-1)[: shape.numel()]
-            own = len(self.names) == 1 or flat.data_ptr() != part.data_ptr()
-            whole.append((flat if own else flat.clone()).view(shape))
+            is_view = len(self.names) > 1 and flat.data_ptr() == part.data_ptr()
+            whole.append((flat.clone() if is_view else flat).view(shape))
         return tuple(whole)
 
     def scatter(self, whole: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
@@ -90,7 +87,9 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         """Nothing of the tensors is kept."""
-        ctx.unit, ctx.factor, ctx.dtype = inputs[0], inputs[1], output[0].dtype
+        ctx.unit = inputs[0]
+        ctx.factor = inputs[1]
+        ctx.dtype = output[0].dtype
         ctx.device = output[0].device
         ctx.set_materialize_grads(False)
 
@@ -98,9 +97,9 @@ class Gather(torch.autograd.Function):
     def backward(ctx: Any, *whole: Tensor | None) -> tuple:
         """Reduce-scatter."""
         _refuse_rows(whole)
-        given = [None if t is None else t * ctx.factor for t in whole]
+        scaled = [None if t is None else t * ctx.factor for t in whole]
         like = torch.empty(0, dtype=ctx.dtype, device=ctx.device)
-        return None, None, *Scatter.apply(ctx.unit, like, *given)
+        return None, None, *Scatter.apply(ctx.unit, like, *scaled)
 
 
 class Scatter(torch.autograd.Function):
@@ -114,8 +113,9 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         """Nothing of the tensors is kept."""
-        ctx.unit, ctx.present = inputs[0], [t is not None for t in inputs[2:]]
+        ctx.unit = inputs[0]
         ctx.like = inputs[1]
+        ctx.present = [t is not None for t in inputs[2:]]
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -152,7 +152,9 @@ class GatheredParameters(Mapping[str, Tensor]):
             factor: of cotangents. 1/R where every rank computes the same and none is to count
                 more than once.
         """
-        self.units, self.chunks, self.factor = units, chunks, factor
+        self.units = units
+        self.chunks = chunks
+        self.factor = factor
         self.order: list[tuple[str, ...]] = []  # the units in the order of their gathering
         self.used: set[str] = set()  # the parameters that were read
         self._last: tuple[Unit, tuple[Tensor, ...], bool] | None = None
@@ -182,19 +184,19 @@ class GatheredParameters(Mapping[str, Tensor]):
 
     def _gather(self, unit: Unit, connected: bool) -> tuple[Tensor, ...]:
         if self._last is not None and self._last[0] is unit and self._last[2] >= connected:
-            found = self._last[1]
-            return found if connected else tuple(t.detach() for t in found)
+            whole = self._last[1]
+            return whole if connected else tuple(t.detach() for t in whole)
         self._last = None  # before the next one is made
         chunks = [self.chunks[name] for name in unit.names]
         if connected:
             self.order.append(unit.names)
-            found = Gather.apply(unit, self.factor, *chunks)
+            whole = Gather.apply(unit, self.factor, *chunks)
         else:
-            found = unit.gather([chunk.detach() for chunk in chunks])
-        for k, t in enumerate(found):
+            whole = unit.gather([chunk.detach() for chunk in chunks])
+        for k, t in enumerate(whole):
             _WHOLE.add(t, self, unit, k)
-        self._last = (unit, found, connected)
-        return found
+        self._last = (unit, whole, connected)
+        return whole
 
 
 # --- what autograd saves --------------------------------------------------------------------------
@@ -346,6 +348,18 @@ class GatheringLayout(Layout):
     #: whether every rank computes the same, so that the sum over ranks counts it R times
     alike: list[bool] = field(default_factory=lambda: [False])
 
+    @classmethod
+    def of(cls, whole: Layout, ranks: ShardReducer, units: Units | None = None) -> Self:
+        """The shards of a layout. Without units, parameters cannot be read."""
+        return cls(
+            whole.names,
+            whole.shapes,
+            whole.group_sizes,
+            whole.moving_buffers,
+            units=units,
+            ranks=ranks,
+        )
+
     def unflatten(self, theta: Tensor) -> Mapping[str, Tensor]:  # type: ignore[override]
         """The parameters by name, each gathered when it is read."""
         assert self.units is not None and self.ranks is not None
@@ -380,12 +394,12 @@ class ShardedObjective(Objective):
             outputs = apply_model(self.model, x)
         parameters.forget()
         if not self.gathering.alike[0]:
-            found = parameters.order[before:]
+            order = parameters.order[before:]
             if not self.order:
                 self._check_all_read(parameters.used)
-                self.order.extend(found)
-            elif len(found) != len(self.order):
-                raise _other_order(self.order[len(found)], None)
+                self.order.extend(order)
+            elif len(order) != len(self.order):
+                raise _other_order(self.order[len(order)], None)
         return outputs
 
     def _check_order(self, parameters: GatheredParameters):
@@ -470,19 +484,19 @@ class ShardedExecutor(Executor):
         hessian: bool = True,
     ) -> Pulled:
         """`ShardedObjective.pull_reverse`."""
-        given = (theta, buffers, batch.load(), a_g, a_buffers, hessian)
         with convolutions(batch.c.device, wide=WIDE):
-            return self.objective.pull_reverse(*given)
+            return self.objective.pull_reverse(
+                theta, buffers, batch.load(), a_g, a_buffers, hessian
+            )
 
 
-def shard_objective(objective: Objective, ranks: ShardReducer) -> ShardedObjective:
+def shard_objective(
+    objective: Objective, ranks: ShardReducer, layout: type[GatheringLayout] = GatheringLayout
+) -> ShardedObjective:
     """The same losses as functions of this rank's shard."""
-    whole = objective.layout
-    given = (whole.names, whole.shapes, whole.group_sizes, whole.moving_buffers)
-    layout = GatheringLayout(*given, Units(objective.model, ranks), ranks)
-    fields = {**vars(objective), "layout": layout}
-    known = ShardedObjective.__dataclass_fields__
-    return ShardedObjective(**{name: value for name, value in fields.items() if name in known})
+    known = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    units = Units(objective.model, ranks)
+    return ShardedObjective(**{**known, "layout": layout.of(objective.layout, ranks, units)})
 
 
 def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None) -> NotSupported:
@@ -516,6 +530,7 @@ def join_ranks(
         ranks = recording.reducer
     else:
         ranks = ALONE if group is None else RankReducer(group, recording.device)
+        ranks = ranks if ranks.size > 1 else ALONE
     _check_agreement(recording, ranks, question | {"sharded": sharded})
     if sharded:
         prepare_shards(recording, *question["steps"], show=show and ranks.rank == 0)

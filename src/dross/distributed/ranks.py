@@ -1,9 +1,7 @@
-"""How the work of a step is divided among members, and how their parts are added up.
+"""How the work of a step is divided among ranks, and how their parts are added up.
 
-A `Reducer` has one member, which does everything itself. Those of `ranks.py` have a member
-per process of a torch.distributed group.
-
-Several processes share one retrace: each rank takes its part of S_t, and sums are all-reduced.
+A `Reducer` does everything itself. A `RankReducer` is one process of a torch.distributed group:
+each rank takes its part of S_t, and sums are all-reduced.
 
     g       = sum over ranks of  sum over i in the rank's part of  c_i grad l_i
     H a_g   = sum over ranks of  sum over i in the rank's part of  c_i H_i a_g
@@ -20,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -58,62 +57,62 @@ class Question(Protocol):
 
 
 class Reducer:
-    """One member that does everything itself."""
+    """One process that does everything itself."""
 
     rank = 0
     size = 1
 
     def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
-        """This member's part of a step."""
+        """This rank's part of a step."""
         return [(k, all_rows(batch), batch) for k, batch in enumerate(batches)]
 
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Each of them summed over the members. All members get the same bits."""
+        """Each of them summed over the ranks. All ranks get the same bits."""
         return parts
 
     def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """A vector over theta and others, each summed over the members.
+        """A vector over theta and others, each summed over the ranks.
 
-        Where the members hold shards of theta, passes have summed the vector already.
+        Where ranks hold shards of theta, passes have summed the vector already.
         """
         return self.sum(vector, *others)
 
     def largest(self, value: int) -> int:
-        """The largest of the members' values, where they may differ."""
+        """The largest of the ranks' values, where they may differ."""
         return value
 
     def merge_terms(
         self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
-        """The terms of this member's pieces at their places in the step: [Q, |S_t|].
+        """The terms of this rank's pieces at their places in the step: [Q, |S_t|].
 
         Arguments:
-            found: this member's pieces and the terms [Q, b] of each.
+            found: this rank's pieces and the terms [Q, b] of each.
             batches: the micro-batches of the step.
             like: [Q, ...], for the number of queries and the type.
 
         Returns:
-            [Q, |S_t|], with 0 at the instances of other members.
+            [Q, |S_t|], with 0 at the instances of other ranks.
         """
         columns = [terms for _, terms in found]
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
     def from_first(self, value: Value) -> Value:
-        """The first member's value, at every member."""
+        """The first rank's value, on every rank."""
         return value
 
     def gather(self, value: Value) -> list[Value]:
-        """Every member's value, in their order."""
+        """Every rank's value, in their order."""
         return [value]
 
     def on_first(self, action: Callable[[], Value]) -> Value:
-        """The result of the first member's `action()`, or its error, at every member."""
+        """The result of the first rank's `action()`, or its error, on every rank."""
         return action()
 
     # --- of a retrace -----------------------------------------------------------------------------
 
     def clip(self, clip: Clip | None) -> Clip | None:
-        """The same clip for what this member holds of a gradient."""
+        """The same clip for what this rank holds of a gradient."""
         return clip
 
     def lengths(self, vectors: Tensor) -> Tensor:
@@ -123,15 +122,15 @@ class Reducer:
     def seed(
         self, query: Question, objective: Objective, state: State
     ) -> tuple[Derivative, Tensor]:
-        """`query.derivative`, the same at every member.
+        """`query.derivative`, the same on every rank.
 
         Raises:
-            InvalidInput: where a member asks something else.
+            InvalidInput: where a rank asks something else.
         """
         return query.derivative(objective, state)
 
     def divide(self, recording: "Recording", stop: int) -> "Recording":
-        """The same recording, with this member doing its part of every step before `stop`."""
+        """The same recording, with this rank doing its part of every step before `stop`."""
         return recording
 
 
@@ -146,13 +145,12 @@ def all_rows(batch: AnyBatch) -> slice:
 class RankReducer(Reducer):
     """One rank of a torch.distributed group whose ranks share the work."""
 
-    def __init__(self, group: Any, device: torch.device, *, cuts_batches: bool = True):
+    def __init__(self, group: Any, device: torch.device):
         """Join the group.
 
         Arguments:
             group: a torch.distributed group; None is the default one.
             device: where nccl needs its messages.
-            cuts_batches: False shares whole micro-batches only.
         """
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
@@ -163,22 +161,21 @@ class RankReducer(Reducer):
             raise InvalidInput(
                 "This process is not one of the group's ranks: only those may call this."
             )
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.group, self.device, self.cuts_batches = group, device, cuts_batches
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.group = group
+        self.device = device
+        self.cuts_batches = True  # False: only whole micro-batches are shared
 
     # --- sharing the work -------------------------------------------------------------------------
 
     def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This rank's part of a step."""
-        if self.size > 1 and (not self.cuts_batches or len(batches) % self.size == 0):
-            mine = [k for k in range(len(batches)) if k % self.size == self.rank]
+        if not self.cuts_batches or len(batches) % self.size == 0:
+            mine = range(self.rank, len(batches), self.size)
             return [(k, all_rows(batches[k]), batches[k]) for k in mine]
         pieces = ((k, self._rows(k, len(batch.c)), batch) for k, batch in enumerate(batches))
-        return [
-            (k, rows, batch.rows(rows))
-            for k, rows, batch in pieces
-            if self.size == 1 or rows.start < rows.stop
-        ]
+        return [(k, rows, batch.rows(rows)) for k, rows, batch in pieces if rows.start < rows.stop]
 
     def _rows(self, k: int, count: int) -> slice:
         turn = (self.rank + k) % self.size  # longer parts do not always go to the same rank
@@ -188,8 +185,6 @@ class RankReducer(Reducer):
 
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Each of them summed over the ranks, in one message. All ranks get the same bits."""
-        if self.size == 1:
-            return parts
         message = torch.cat([part.reshape(-1) for part in parts])
         with self._name_lost_ranks():
             dist.all_reduce(message, group=self.group)
@@ -200,8 +195,6 @@ class RankReducer(Reducer):
         self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
         """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
-        if self.size == 1:
-            return super().merge_terms(found, batches, like)
         columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
         for (k, rows, _), terms in found:
             columns[k][:, rows] = terms
@@ -209,8 +202,6 @@ class RankReducer(Reducer):
 
     def from_first(self, value: Value) -> Value:
         """The first rank's value, on every rank."""
-        if self.size == 1:
-            return value
         sent = [value]
         with self._name_lost_ranks():
             first = dist.get_global_rank(self.group, 0)
@@ -219,8 +210,6 @@ class RankReducer(Reducer):
 
     def gather(self, value: Value) -> list[Value]:
         """Every rank's value, in the order of the ranks."""
-        if self.size == 1:
-            return [value]
         values: list[Any] = [None] * self.size
         with self._name_lost_ranks():
             dist.all_gather_object(values, value, group=self.group)
@@ -261,12 +250,10 @@ class RankReducer(Reducer):
         odd = [rank for rank, other in enumerate(sizes) if other != sizes[0]]
         if not odd:  # ranks with shards exchange messages in every part
             values = self.gather(query.evaluate(objective, state).cpu())
-            is_finite = bool(torch.isfinite(values[0]).all())  # the derivative refuses others
-            odd = [
-                rank
-                for rank, other in enumerate(values)
-                if is_finite and not is_close(other, values[0], ROUNDING_OF_LENGTH)
-            ]
+            same = partial(is_close, expected=values[0], tolerance=ROUNDING_OF_LENGTH)
+            odd = [rank for rank, other in enumerate(values) if not same(other)]
+            if not torch.isfinite(values[0]).all():
+                odd = []  # the derivative refuses it
         if odd:
             raise InvalidInput(
                 f"The query on rank {odd[0]} has a different value than on rank 0: every rank must "

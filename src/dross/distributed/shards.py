@@ -176,16 +176,14 @@ def join_shards(shards: Sequence[dict[str, Tensor]], manifest: "Manifest") -> di
 class ShardReducer(RankReducer):
     """One rank of a group whose ranks each hold a shard of every state."""
 
-    def __init__(
-        self, group: Any, device: torch.device, whole: Layout, *, cuts_batches: bool = True
-    ):
+    def __init__(self, group: Any, device: torch.device, whole: Layout):
         """Join the group.
 
         Arguments:
-            group, device, cuts_batches: as for RankReducer.
+            group, device: as for RankReducer.
             whole: the layout of theta.
         """
-        super().__init__(group, device, cuts_batches=cuts_batches)
+        super().__init__(group, device)
         self.layout = ShardLayout(whole, self.size)
 
     # --- sharing the work -------------------------------------------------------------------------

@@ -66,7 +66,12 @@ def retrace(
         epochs, step, weights, group, sharded: as for `Run.influence`.
     """
     steps = choose_steps(recording.tape, epochs=epochs, step=step)
-    question = {"query": query.name, "steps": [steps.first, steps.stop], "hessian": hessian}
+    question = {
+        "query": query.name,
+        "weights": weights,
+        "steps": [steps.first, steps.stop],
+        "hessian": hessian,
+    }
     recording, ranks = join_ranks(recording, group, question, sharded=sharded, show=progress)
     model = recording.model(weights, step)
     seed, value = ranks.seed(query, recording.objective, model.state)
@@ -81,15 +86,15 @@ def retrace(
     bar = progress_bar("retracing", position - steps.first, show=show)
 
     with recording.executor.training(), bar as advance:
-        for block in recording.walk_backward(steps.first, steps.stop, position):
-            terms: list[Tensor] = []
+        for block in recording.walk_backward(steps.first, steps.stop, position):  # t = T-1 ... 0
             adjoint = _drop_vanished_buffers(adjoint)
-            for part in reversed(_parts(recording, block, model)):
+            terms: list[Tensor] = []
+            for part in reversed(_parts(recording, block, model)):  # a step, or several alike
                 adjoint = model.enter(adjoint, block.first + part.stop)
                 adjoint, of_part = reverse_steps(recording, block, part, adjoint, hessian)
                 terms += of_part
                 advance(part.stop - part.start)
-            totals.subtract(block, terms, adjoint)
+            totals.subtract(block, terms, adjoint)  # score_j -= d query / d w_j
             del block, terms  # before the next block is replayed
 
     by_epoch = totals.finish()  # [Q, E, N]
