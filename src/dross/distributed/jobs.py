@@ -112,7 +112,7 @@ def uses_workers(n_jobs: int | None) -> bool:
         raise InvalidInput(
             f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}."
         )
-    if n_jobs is None and "joblib" not in sys.modules:
+    if n_jobs is None and sys.modules.get("joblib") is None:
         return False  # no parallel_config can be active
     from joblib import effective_n_jobs
 
