@@ -30,7 +30,13 @@ from sklearn.metrics import roc_auc_score
 
 import dross
 from dross.cleaning import label_noise
-from dross.cleaning.label_noise import PRIORS, FittedModel, LabelNoise, Rows, estimate_label_noise
+from dross.cleaning.label_noise import (
+    PRIORS,
+    FittedModel,
+    LabelPosterior,
+    Rows,
+    estimate_label_noise,
+)
 from dross.cleaning.plans import NO_EDITS, RULES, Edits, held_out_losses
 from dross.cleaning.scoring import robust_deviation
 from dross.cleaning.training import MOMENTUM, build_network
@@ -72,19 +78,19 @@ class Damaged:
 # --- the parts of the noise model -----------------------------------------------------------------
 
 
-def all_parts(rows: Rows, prior: str) -> LabelNoise:
+def all_parts(rows: Rows, prior: str) -> LabelPosterior:
     return estimate_label_noise(rows, PRIORS[prior])
 
 
-def one_round(rows: Rows, prior: str) -> LabelNoise:
+def one_round(rows: Rows, prior: str) -> LabelPosterior:
     return estimate_label_noise(rows, PRIORS[prior], rounds=1)
 
 
-def same_rate_everywhere(rows: Rows, prior: str) -> LabelNoise:
+def same_rate_everywhere(rows: Rows, prior: str) -> LabelPosterior:
     return estimate_label_noise(rows, PRIORS[prior], z=np.zeros((len(rows), 1)))
 
 
-def no_validation_experts(rows: Rows, prior: str) -> LabelNoise:
+def no_validation_experts(rows: Rows, prior: str) -> LabelPosterior:
     before = label_noise._FEWEST_ANCHORS
     label_noise._FEWEST_ANCHORS = len(rows) + 1
     try:
@@ -93,17 +99,17 @@ def no_validation_experts(rows: Rows, prior: str) -> LabelNoise:
         label_noise._FEWEST_ANCHORS = before
 
 
-def validation_like_training(rows: Rows, prior: str) -> LabelNoise:
+def validation_like_training(rows: Rows, prior: str) -> LabelPosterior:
     alike = replace(rows, validation=np.zeros(len(rows), dtype=bool))
     return estimate_label_noise(alike, PRIORS[prior])
 
 
-def other_prior(rows: Rows, prior: str) -> LabelNoise:
+def other_prior(rows: Rows, prior: str) -> LabelPosterior:
     return estimate_label_noise(rows, PRIORS[OTHER_PRIOR[prior]])
 
 
 FULL = "all parts"
-PARTS: dict[str, Callable[[Rows, str], LabelNoise]] = {
+PARTS: dict[str, Callable[[Rows, str], LabelPosterior]] = {
     FULL: all_parts,
     "no second round": one_round,
     "one flip rate everywhere": same_rate_everywhere,
@@ -116,7 +122,7 @@ PARTS: dict[str, Callable[[Rows, str], LabelNoise]] = {
 @contextmanager
 def predictions_kept() -> Iterator[None]:
     """Inside, the same experts are not trained twice: most parts share their first round."""
-    ask, kept = label_noise._ask_experts, {}
+    ask, kept = label_noise._cross_predict, {}
 
     def ask_once(rows, weight, asked, folds, seed):
         arrays = (rows.y, rows.validation, weight, asked)
@@ -126,11 +132,11 @@ def predictions_kept() -> Iterator[None]:
             kept[key] = ask(rows, weight, asked, folds, seed)
         return kept[key]
 
-    label_noise._ask_experts = ask_once
+    label_noise._cross_predict = ask_once
     try:
         yield
     finally:
-        label_noise._ask_experts = ask
+        label_noise._cross_predict = ask
 
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -240,12 +246,12 @@ def standardize(values: np.ndarray) -> np.ndarray:
     return np.clip(values / (robust_deviation(values) + 1e-12), -WIDEST, WIDEST)
 
 
-def add_evidence(case: Damaged, noise: LabelNoise, runs: int) -> dict[str, float]:
+def add_evidence(case: Damaged, noise: LabelPosterior, runs: int) -> dict[str, float]:
     """Areas under the ROC curve of wrong training labels."""
     train = ~case.rows.validation
     found = [record(case, seed) for seed in range(runs)]
     harm, margin = (np.mean(values, axis=0) for values in zip(*found))
-    odds = logit(np.clip(noise.wrong[train], 1e-6, 1 - 1e-6))
+    odds = logit(np.clip(noise.p_wrong[train], 1e-6, 1 - 1e-6))
     by_harm = BETA * (standardize(harm) - 0.5)
     by_margin = BETA * (standardize(np.median(margin) - margin) - 0.5)
     values = {
@@ -346,7 +352,7 @@ def _compare_parts(case: Damaged, parts: Found, rules: Found) -> None:
     with predictions_kept():
         for part, estimate in PARTS.items():
             noise = estimate(case.rows, case.prior)
-            area = roc_auc_score(case.wrong[train], noise.wrong[train])
+            area = roc_auc_score(case.wrong[train], noise.p_wrong[train])
             for rule in RULES if part == FULL else ("wrong-50",):
                 gain = before - measure(case, RULES[rule](noise, case.rows))
                 found = np.array([area, *gain, *possible])

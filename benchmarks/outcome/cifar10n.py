@@ -75,8 +75,8 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # flagged rows, corrected la
 def ask_dross(case: Case) -> Answer:
     """What the noise model calls wrong with more than 50 %, all relabelled."""
     rows, _, noise = methods.estimate(case)
-    other, _ = noise.best_other
-    flagged = np.flatnonzero(noise.wrong > 0.5)
+    other = noise.best_other
+    flagged = np.flatnonzero(noise.p_wrong > 0.5)
     corrected = case.given.copy()
     corrected[flagged] = other[flagged]
     return flagged, corrected, np.arange(len(rows))
@@ -85,8 +85,8 @@ def ask_dross(case: Case) -> Answer:
 def ask_dross_like_docta(case: Case) -> Answer:
     """As many rows as Docta flags, from the top of the ranked list."""
     rows, _, noise = methods.estimate(case)
-    other, _ = noise.best_other
-    flagged = np.sort(np.argsort(-noise.wrong, kind="stable")[: len(ask_docta(case)[0])])
+    other = noise.best_other
+    flagged = np.sort(np.argsort(-noise.p_wrong, kind="stable")[: len(ask_docta(case)[0])])
     corrected = case.given.copy()
     corrected[flagged] = other[flagged]
     return flagged, corrected, np.arange(len(rows))

@@ -29,7 +29,7 @@ import dross
 from dross.cleaning import judge
 from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
-from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, NumberNoiseModel, Rows
+from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, NumberNoiseModel, Rows
 from dross.cleaning.modality import PreparedData, Source, assemble
 from dross.cleaning.training import Recipe
 from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE
@@ -87,7 +87,7 @@ def prepare(x: np.ndarray, y: np.ndarray, trained: int) -> PreparedData:
     return assemble(source, parts, {part: inputs[own] for part, own in parts.items()})
 
 
-def know_noise(rows: Rows, noise: float) -> LabelNoise:
+def know_noise(rows: Rows, noise: float) -> LabelPosterior:
     """The label noise as it is, in place of an estimate."""
     rate = float(np.log(max(noise, 1e-6) / (1 - noise)))
     none = np.zeros(len(rows))
@@ -97,7 +97,7 @@ def know_noise(rows: Rows, noise: float) -> LabelNoise:
         model.by_component = torch.zeros(min(8, rows.x.shape[1]), dtype=torch.float64)
         model.validation = torch.tensor(20.0, dtype=torch.float64)
         sure = np.eye(rows.classes)[rows.y]
-        return LabelNoise(none, rows.y, none, sure, sure, sure, model, ("known",))
+        return LabelPosterior(none, rows.y, none, sure, sure, model)
     model = NumberNoiseModel(
         average=np.ones(1),
         freedom=5.0,
@@ -106,11 +106,11 @@ def know_noise(rows: Rows, noise: float) -> LabelNoise:
         spread=float(rows.y.std()),
         rate=rate,
         by_component=np.zeros(min(8, rows.x.shape[1])),
-        validation=1.0,
+        rho=1.0,
         usual=float(rows.y.std()),
     )
     both = np.column_stack([1 - none, none])
-    return LabelNoise(none, rows.y, none, both, both, both, model, ("known",))
+    return LabelPosterior(none, rows.y, none, both, both, model)
 
 
 def judge_once(name: str, size: int, share: float, noise: float, nested: bool, number: int) -> str:

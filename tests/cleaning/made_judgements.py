@@ -7,7 +7,7 @@ import torch
 from dross.cleaning import judge
 from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
-from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, Rows
+from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, Rows
 from dross.cleaning.modality import Source, assemble
 from dross.cleaning.training import Recipe
 
@@ -27,14 +27,14 @@ def overlapping(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.n
     return x, (rng.random(count) < p).astype(np.int64), p
 
 
-def know_noise(rows: Rows, rate: float) -> LabelNoise:
+def know_noise(rows: Rows, rate: float) -> LabelPosterior:
     """Uniform label noise of a known rate, in place of an estimate."""
     components = min(8, rows.x.shape[1])
     model = NoiseModel(1, rows.classes, components, PRIORS["annotated"])
     model.rate = torch.tensor(np.log(rate / (1 - rate)), dtype=torch.float64)
     model.validation = torch.tensor(20.0, dtype=torch.float64)
     none, sure = np.zeros(len(rows)), np.eye(rows.classes)[rows.y]
-    return LabelNoise(none, rows.y, none, sure, sure, sure, model, ("known",))
+    return LabelPosterior(none, rows.y, none, sure, sure, model)
 
 
 def judge_arrays(

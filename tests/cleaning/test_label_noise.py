@@ -177,7 +177,7 @@ def test_labels_called_wrong_are_wrong_as_often_on_damaged_digits():
     rng = np.random.default_rng(4)
     x, y = digits(1_000)
     given = flip_uniformly(y, 10, 0.2, rng)
-    wrong = estimate_label_noise(Rows.of(x, given, 10), OBSERVED).wrong
+    wrong = estimate_label_noise(Rows.of(x, given, 10), OBSERVED).p_wrong
     flipped = given != y
     assert wrong.sum() == pytest.approx(flipped.sum(), rel=0.2)
     high = wrong > 0.8
@@ -190,7 +190,7 @@ def test_best_other_label_is_the_true_one_on_damaged_digits():
     x, y = digits(800)
     given = np.where(rng.random(len(y)) < 0.15, (y + 1) % 10, y)
     noise = estimate_label_noise(Rows.of(x, given, 10), OBSERVED)
-    other, probability = noise.best_other
+    other, probability = noise.best_other, noise.p_best_other
     sure = probability > 0.9
     assert sure.sum() > 60
     assert (other[sure] == y[sure]).mean() > 0.9
@@ -199,7 +199,7 @@ def test_best_other_label_is_the_true_one_on_damaged_digits():
 def test_overlapping_classes_are_not_called_wrong():
     x, y = overlapping(1_500)
     noise = estimate_label_noise(Rows.of(x, y, 2), OBSERVED)
-    assert (noise.wrong > 0.5).mean() < 0.03
+    assert (noise.p_wrong > 0.5).mean() < 0.03
 
 
 def test_annotated_labels_are_doubted_more_often_than_observed_ones():
@@ -207,7 +207,7 @@ def test_annotated_labels_are_doubted_more_often_than_observed_ones():
     rows = Rows.of(x, y, 2)
     annotated = estimate_label_noise(rows, ANNOTATED)
     observed = estimate_label_noise(rows, OBSERVED)
-    assert annotated.wrong.mean() > observed.wrong.mean()
+    assert annotated.p_wrong.mean() > observed.p_wrong.mean()
 
 
 # --- validation rows and checked rows -------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_right_validation_labels_are_recognized():
     right = estimate_label_noise(Rows.of(x, given, 10, validation=validation), OBSERVED)
     given = flip_uniformly(y, 10, 0.2, rng)
     noisy = estimate_label_noise(Rows.of(x, given, 10, validation=validation), OBSERVED)
-    assert right.rho < 0.2
-    assert noisy.rho > 0.6
-    assert right.wrong[validation].mean() < 0.03
+    assert right.model.rho < 0.2
+    assert noisy.model.rho > 0.6
+    assert right.p_wrong[validation].mean() < 0.03
 
 
 def test_checks_tell_noise_from_overlap():
@@ -233,8 +233,8 @@ def test_checks_tell_noise_from_overlap():
     checked = rng.random(len(y)) < 0.15
     noisy = Rows.of(x, np.where(checked, y, given), 2, checked=checked, given=given)
     clean = Rows.of(x, given, 2, checked=checked, given=given)  # a person confirmed every label
-    found = estimate_label_noise(noisy, OBSERVED).wrong
-    kept = estimate_label_noise(clean, OBSERVED).wrong
+    found = estimate_label_noise(noisy, OBSERVED).p_wrong
+    kept = estimate_label_noise(clean, OBSERVED).p_wrong
     assert found[checked].max() == 0
     assert found[~checked].mean() > 0.1
     assert kept[~checked].mean() < 0.04
@@ -251,9 +251,9 @@ def test_wild_numbers_are_found_and_predicted():
     given = np.where(wild, rng.permutation(y), y)
     noise = estimate_label_noise(Rows.of(x, given, 0), OBSERVED)
     far = wild & (np.abs(given - y) > 3)
-    assert (noise.wrong[far] > 0.5).mean() > 0.8
-    assert wild[noise.wrong > 0.8].mean() > 0.9
-    prediction, _ = noise.best_other
+    assert (noise.p_wrong[far] > 0.5).mean() > 0.8
+    assert wild[noise.p_wrong > 0.8].mean() > 0.9
+    prediction = noise.best_other
     assert np.abs(prediction - y)[far].mean() < 0.3 * np.abs(given - y)[far].mean()
 
 
@@ -262,15 +262,15 @@ def test_heavy_tails_are_not_called_wrong():
     x = rng.normal(size=(800, 4))
     y = x[:, 0] + rng.standard_t(2.5, size=800) * 0.3
     noise = estimate_label_noise(Rows.of(x, y, 0), OBSERVED)
-    assert (noise.wrong > 0.5).mean() < 0.02
+    assert (noise.p_wrong > 0.5).mean() < 0.02
 
 
 def test_numbers_do_not_depend_on_their_unit():
     x, y = load_diabetes(return_X_y=True)
     y = y.copy()
     y[:10] += 600
-    first = estimate_label_noise(Rows.of(x, y, 0), OBSERVED).wrong
-    second = estimate_label_noise(Rows.of(x, y * 1e4 - 7, 0), OBSERVED).wrong
+    first = estimate_label_noise(Rows.of(x, y, 0), OBSERVED).p_wrong
+    second = estimate_label_noise(Rows.of(x, y * 1e4 - 7, 0), OBSERVED).p_wrong
     assert second == pytest.approx(first, abs=0.1)  # trees split ties by rounding
 
 
@@ -291,7 +291,7 @@ def test_same_seed_same_estimate():
     rows = Rows.of(x, y, 2)
     first = estimate_label_noise(rows, OBSERVED, seed=3)
     second = estimate_label_noise(rows, OBSERVED, seed=3)
-    assert (first.wrong == second.wrong).all()
+    assert (first.p_wrong == second.p_wrong).all()
 
 
 def odd_inputs():
@@ -318,9 +318,9 @@ def odd_inputs():
 @pytest.mark.parametrize("rows", [pytest.param(rows, id=name) for name, rows in odd_inputs()])
 def test_odd_inputs_give_probabilities(rows):
     noise = estimate_label_noise(rows, ANNOTATED)
-    assert noise.wrong.shape == (len(rows),)
-    assert np.isfinite(noise.wrong).all()
-    assert ((noise.wrong >= -1e-6) & (noise.wrong <= 1 + 1e-6)).all()
+    assert noise.p_wrong.shape == (len(rows),)
+    assert np.isfinite(noise.p_wrong).all()
+    assert ((noise.p_wrong >= -1e-6) & (noise.p_wrong <= 1 + 1e-6)).all()
 
 
 def test_very_many_rows_are_all_examined(monkeypatch):
@@ -331,8 +331,8 @@ def test_very_many_rows_are_all_examined(monkeypatch):
     noise = estimate_label_noise(Rows.of(x, given, 2), OBSERVED)
     flipped = given != y
     for part in (slice(0, 2_000), slice(2_000, 4_000)):
-        assert (noise.wrong[part] > 0.5)[flipped[part]].mean() > 0.5
-        assert (noise.wrong[part] > 0.5)[~flipped[part]].mean() < 0.05
+        assert (noise.p_wrong[part] > 0.5)[flipped[part]].mean() > 0.5
+        assert (noise.p_wrong[part] > 0.5)[~flipped[part]].mean() < 0.05
 
 
 def test_components_are_standardized_and_clipped():
@@ -348,4 +348,4 @@ def test_added_noise_keeps_sums():
     noise = estimate_label_noise(rows, OBSERVED)
     z = principal_components(rows.x)
     rates = noise.flip_rates(z, rows.validation, rows.checked)
-    assert noise.add_noise(noise.clean, rates).sum(1) == pytest.approx(1, abs=1e-5)
+    assert noise.add_noise(noise.p_clean, rates).sum(1) == pytest.approx(1, abs=1e-5)

@@ -67,7 +67,7 @@ def test_rules_leave_weak_cases_validation_rows_and_checked_rows():
         touched = edits.ids
         assert len(touched)
         assert not rows.anchors[touched].any()
-        assert noise.wrong[touched].min() > 0.5
+        assert noise.p_wrong[touched].min() > 0.5
         assert all(label != given[id] for id, label in edits.relabelled.items())
 
 

@@ -13,7 +13,7 @@ from .checked_labels import CheckedLabels, make_rows
 from .duplicates import Copies
 from .explain import Reasons, find_reasons
 from .job import Job, describe_cost, estimate_cost
-from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
+from .label_noise import PRIORS, LabelPosterior, Rows, estimate_label_noise
 from .modality import Frame
 from .model_choice import lower_rate, use_lowered_rate
 from .plans import NOISE_AWARE, PlanResult, Recommendation, describe_actions, recommend
@@ -88,7 +88,7 @@ def examine(
     recommendation, checks = _recommend(job, rows, noise, checked)
     scored_data = checked.apply(job.prepared)
     scored_job = replace(job, prepared=scored_data)
-    errors = None if rows.classes else rows.y - noise.best_other[0]
+    errors = None if rows.classes else rows.y - noise.best_other
     scale = 1.0 if errors is None else error_scale(errors / job.prepared.scale[1])
     parts = cut_for_runs(scored_data, job.options.repeats, rows, job.request.seed)
     stages.begin("runs", bars=2 * len(parts))
@@ -120,7 +120,7 @@ def examine(
 
 
 def _recommend(
-    job: Job, rows: Rows, noise: LabelNoise, checked: CheckedLabels
+    job: Job, rows: Rows, noise: LabelPosterior, checked: CheckedLabels
 ) -> tuple[Recommendation, list[int]]:
     """The recommendation by ids and names, and the ids in the checked part to check."""
     start = len(job.prepared.y["train"]) if checked.part == "validation" else 0
@@ -185,17 +185,17 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
     return Recommendation([*plans, only_checked], CHECKED_ONLY, found.state, found.reason)
 
 
-def _describe_noise(noise: LabelNoise, rows: Rows) -> NoiseInfo:
+def _describe_noise(noise: LabelPosterior, rows: Rows) -> NoiseInfo:
     trained = ~rows.validation
     return NoiseInfo(
         rows=int(trained.sum()),
-        expected_wrong=float(noise.wrong[trained].sum()),
-        likely_wrong=int((noise.wrong[trained] > 0.5).sum()),
+        expected_wrong=float(noise.p_wrong[trained].sum()),
+        likely_wrong=int((noise.p_wrong[trained] > 0.5).sum()),
     )
 
 
 def _add_actions(
-    instances: Frame, plan: PlanResult | None, noise: LabelNoise, checked: CheckedLabels
+    instances: Frame, plan: PlanResult | None, noise: LabelPosterior, checked: CheckedLabels
 ) -> Frame:
     """The columns `action` and `confidence`: how sure it is that the action is right."""
     instances = instances.assign(action="keep", confidence=np.nan)
@@ -205,10 +205,10 @@ def _add_actions(
     instances.loc[plan.removed, "action"] = "remove"
     instances.loc[relabelled, "action"] = "relabel"
     instances.loc[relabelled, "prediction"] = list(plan.relabelled.values())
-    instances.loc[plan.removed, "confidence"] = noise.wrong[plan.removed]
-    _, sure = noise.best_other
+    instances.loc[plan.removed, "confidence"] = noise.p_wrong[plan.removed]
+    sure = noise.p_best_other
     instances.loc[relabelled, "confidence"] = np.where(
-        np.isfinite(sure[relabelled]), sure[relabelled], noise.wrong[relabelled]
+        np.isfinite(sure[relabelled]), sure[relabelled], noise.p_wrong[relabelled]
     )
     if checked.part == "train":
         by_person = [*checked.wrong, *checked.corrected]

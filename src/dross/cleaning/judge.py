@@ -44,7 +44,7 @@ from .edits import ChosenEdits, choose_edits
 from .estimators import Estimators, JudgingModel, find_model
 from .label_noise import (
     PRIORS,
-    LabelNoise,
+    LabelPosterior,
     Rows,
     assign_folds,
     estimate_label_noise,
@@ -371,7 +371,7 @@ def measure_classes(
     probabilities: np.ndarray | None,
     predicted: np.ndarray,
     y: np.ndarray,
-    noise: LabelNoise,
+    noise: LabelPosterior,
     rates: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """The measures of one model for n rows, each [n].
@@ -394,7 +394,7 @@ def measure_classes(
 
 
 def measure_numbers(
-    predicted: np.ndarray, y: np.ndarray, noise: LabelNoise, rates: np.ndarray
+    predicted: np.ndarray, y: np.ndarray, noise: LabelPosterior, rates: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The measures of one model for n rows, each [n].
 
@@ -427,7 +427,7 @@ class RowLearner:
     edits: Edits  # with labels as `rows` has them
     rule: str | None  # repeat it for each fold, instead of `edits`
     labels: str  # annotated or observed
-    noise: LabelNoise | None  # of the test file, if there is one
+    noise: LabelPosterior | None  # of the test file, if there is one
     z: np.ndarray  # the principal components of the rows
 
     def __call__(self, piece: Piece) -> dict[str, Tensor]:
@@ -436,7 +436,7 @@ class RowLearner:
         inside = np.flatnonzero(~piece.fold)
         edits, noise = self._edit_without(piece.fold, inside)
         learned = inside[inside < len(self.y)]
-        usual = (noise.clean.argmax(1) if self.rows.classes else noise.other)[: len(learned)]
+        usual = (noise.p_clean.argmax(1) if self.rows.classes else noise.best_other)[: len(learned)]
         rates = noise.flip_rates(
             self.z[measured], self.rows.validation[measured], self.rows.checked[measured]
         )
@@ -463,7 +463,7 @@ class RowLearner:
         shape = (len(piece.passes), 3, len(measured))
         return {name: torch.from_numpy(each.reshape(shape)) for name, each in values.items()}
 
-    def _edit_without(self, fold: np.ndarray, inside: np.ndarray) -> tuple[Edits, LabelNoise]:
+    def _edit_without(self, fold: np.ndarray, inside: np.ndarray) -> tuple[Edits, LabelPosterior]:
         """What happens to the training rows outside of a fold, and the label noise there."""
         if self.noise is not None:
             return self.edits, self.noise

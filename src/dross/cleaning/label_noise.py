@@ -48,6 +48,7 @@ from sklearn import ensemble
 from sklearn.decomposition import TruncatedSVD
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
@@ -64,6 +65,7 @@ _CHUNK = 50_000  # rows whose posterior is computed at once
 _MOST_PAIRED = 50  # classes; with more, every wrong class counts as equally likely
 _FEWEST_ANCHORS = 40  # validation and checked rows, for experts that learn only them
 _FEWEST_KEPT = 5  # rows of each class that the second round must leave
+_SMOOTHING_ON_ANCHORS = (0.02, 0.05)  # of the experts that learn only those
 _TRUSTED = 0.4  # with a smaller rho, validation rows count several times in the second round
 _TRUSTED_WEIGHT = 3
 _STEPS = 60  # of L-BFGS
@@ -171,7 +173,6 @@ def assign_folds(rows: Rows, count: int, seed: int) -> np.ndarray:
 class Expert:
     """A kind of model. Its predictions are mixed with a uniform distribution before they count."""
 
-    name: str
     make: Callable[[], Any]
     smoothing: float = 1e-3
 
@@ -179,55 +180,48 @@ class Expert:
 def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
     """The experts that suit the features; the first two also learn from trusted rows alone."""
     if not classes:
-        part = 0.3  # of the features at each split: as in classification, trees that differ
-        extra = lambda: ensemble.ExtraTreesRegressor(
-            60, max_features=part, random_state=0, n_jobs=_THREADS
-        )
         return [
-            Expert("linear", lambda: Ridge(1.0)),
-            Expert("extra trees", extra),
-            Expert("boosting", lambda: make_boosting(0)),
-            Expert("neighbors", lambda: KNeighborsRegressor(15)),
+            Expert(lambda: Ridge(1.0)),
+            Expert(  # different features at each split: as in classification, trees that differ
+                lambda: ensemble.ExtraTreesRegressor(
+                    60, max_features=0.3, random_state=0, n_jobs=_THREADS
+                )
+            ),
+            Expert(lambda: make_boosting(0)),
+            Expert(lambda: KNeighborsRegressor(15)),
         ]
     many = classes > _MOST_PAIRED  # then every leaf of every tree is a long row of numbers
     steps = 30 if many else 200
-    trees = 12 if many else 60
-    leaves = 256 if many else None
-    linear = Expert("linear", lambda: LogisticRegression(max_iter=steps))
-    extra = Expert(
-        "extra trees",
-        lambda: ensemble.ExtraTreesClassifier(
-            trees, max_leaf_nodes=leaves, random_state=0, n_jobs=_THREADS
-        ),
-        0.02,
-    )
-    neighbors = Expert("neighbors", lambda: KNeighborsClassifier(15), 0.06)
+    forest = {
+        "n_estimators": 12 if many else 60,
+        "max_leaf_nodes": 256 if many else None,
+        "n_jobs": _THREADS,
+    }
     if classes > 3 or x.shape[1] > 200:
-        forest = lambda: ensemble.RandomForestClassifier(
-            trees, max_leaf_nodes=leaves, min_samples_leaf=2, random_state=1, n_jobs=_THREADS
+        strong = lambda: ensemble.RandomForestClassifier(
+            **forest, min_samples_leaf=2, random_state=1
         )
-        strong = Expert("forest", forest, 0.02)
     else:
-        strong = Expert("boosting", lambda: make_boosting(classes), 0.02)
-    return [linear, extra, strong, neighbors]
+        strong = lambda: make_boosting(classes)
+    return [
+        Expert(lambda: LogisticRegression(max_iter=steps)),
+        Expert(lambda: ensemble.ExtraTreesClassifier(**forest, random_state=0), smoothing=0.02),
+        Expert(strong, smoothing=0.02),
+        Expert(lambda: KNeighborsClassifier(15), smoothing=0.06),
+    ]
 
 
 def make_boosting(classes: int) -> Any:
     """Gradient boosting that learns in a tenth of a second."""
-    if not classes:
-        return ensemble.HistGradientBoostingRegressor(
-            max_iter=40, learning_rate=0.15, max_leaf_nodes=15, max_bins=63, random_state=0
-        )
-    return ensemble.HistGradientBoostingClassifier(
-        max_iter=40, learning_rate=0.15, max_leaf_nodes=15, max_bins=63, random_state=0
+    make = (
+        ensemble.HistGradientBoostingClassifier
+        if classes
+        else ensemble.HistGradientBoostingRegressor
     )
+    return make(max_iter=40, learning_rate=0.15, max_leaf_nodes=15, max_bins=63, random_state=0)
 
 
-@cache
-def _thread_pools() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
+_thread_pools = cache(ThreadpoolController)  # finding the libraries takes longer than a small fit
 
 
 @contextmanager
@@ -279,15 +273,15 @@ class FittedModel:
             return np.tile(np.asarray(self.constant, dtype=np.float32), (len(x), 1))
         with _quiet():
             if not self.classes:
-                found = self.model.predict(x) * self.scale + self.center
-                return found[:, None].astype(np.float32)
-            found = np.zeros((len(x), self.classes), dtype=np.float32)
-            found[:, self.model.classes_] = self.model.predict_proba(x)
-            return found
+                numbers = self.model.predict(x) * self.scale + self.center
+                return numbers[:, None].astype(np.float32)
+            probabilities = np.zeros((len(x), self.classes), dtype=np.float32)
+            probabilities[:, self.model.classes_] = self.model.predict_proba(x)
+            return probabilities
 
 
 def predict_out_of_fold(
-    experts: list[Expert], rows: Rows, fold: np.ndarray, weight: np.ndarray, asked: np.ndarray
+    experts: list[Expert], rows: Rows, fold: np.ndarray, weight: np.ndarray, needed: np.ndarray
 ) -> list[np.ndarray]:
     """What each expert predicts for rows that it did not learn, each [N, classes] or [N, 1].
 
@@ -296,43 +290,42 @@ def predict_out_of_fold(
         rows: The rows.
         fold: Of each row; the model of a fold learns the rows of the others.
         weight: How often each row is learned, int64 [N]; 0 leaves it out.
-        asked: bool [N]: the rows that need predictions. The others get zeros.
+        needed: bool [N]: the rows that need predictions. The others get zeros.
     """
-
-    found = [np.zeros((len(rows), max(1, rows.classes)), dtype=np.float32) for _ in experts]
+    shape = (len(rows), max(1, rows.classes))
+    predictions = [np.zeros(shape, dtype=np.float32) for _ in experts]
     for number in np.unique(fold):
         learned = np.repeat(np.arange(len(rows)), np.where(fold == number, 0, weight))
-        ids = np.flatnonzero(asked & (fold == number))
-        for expert, answers in zip(experts, found):
+        held_out = np.flatnonzero(needed & (fold == number))
+        for expert, predicted in zip(experts, predictions, strict=True):
             model = FittedModel(expert.make, rows.x[learned], rows.y[learned], rows.classes)
-            for start in range(0, len(ids), _CHUNK):
-                part = ids[start : start + _CHUNK]
-                answers[part] = model.predict(rows.x[part])
-    return found
+            for start in range(0, len(held_out), _CHUNK):
+                part = held_out[start : start + _CHUNK]
+                predicted[part] = model.predict(rows.x[part])
+    return predictions
 
 
-def _ask_experts(
-    rows: Rows, weight: np.ndarray, asked: np.ndarray, folds: int, seed: int
-) -> dict[str, np.ndarray]:
-    """Out-of-fold predictions of all experts by name; of classes, their log probabilities."""
+def _cross_predict(
+    rows: Rows, weight: np.ndarray, needed: np.ndarray, folds: int, seed: int
+) -> list[np.ndarray]:
+    """Out-of-fold predictions of all experts; of classes, their log probabilities."""
     fold = assign_folds(rows, folds, mix_seeds(seed, 1))
     experts = list_experts(rows.x, rows.classes)
-    found = predict_out_of_fold(experts, rows, fold, weight, asked)
+    predictions = predict_out_of_fold(experts, rows, fold, weight, needed)
     anchors = rows.anchors & (weight > 0)
     if anchors.sum() >= _FEWEST_ANCHORS and len(np.unique(rows.y[anchors])) > 1:
-        smoothing = (0.02, 0.05)
-        few = [
-            Expert(f"{expert.name} on validation rows", expert.make, smoothing[place])
-            for place, expert in enumerate(experts[:2])
+        on_anchors = [
+            replace(expert, smoothing=smoothing)
+            for expert, smoothing in zip(experts[:2], _SMOOTHING_ON_ANCHORS, strict=True)
         ]
-        apart = np.full(len(rows), _FOLDS)  # a fold of its own: the model of all trusted rows
-        apart[anchors] = assign_folds(rows.take(np.flatnonzero(anchors)), _FOLDS, seed)
-        once = np.where(anchors, 1, 0)
-        found += predict_out_of_fold(few, rows, apart, once, asked)
-        experts = [*experts, *few]
+        fold = np.full(len(rows), _FOLDS)  # a fold of its own: the model of all anchors
+        fold[anchors] = assign_folds(rows.take(np.flatnonzero(anchors)), _FOLDS, seed)
+        once = anchors.astype(np.int64)
+        predictions += predict_out_of_fold(on_anchors, rows, fold, once, needed)
+        experts = [*experts, *on_anchors]
     if not rows.classes:
-        return {expert.name: p for expert, p in zip(experts, found)}
-    return {expert.name: _smooth(p, expert.smoothing) for expert, p in zip(experts, found)}
+        return predictions
+    return [_smooth(p, expert.smoothing) for expert, p in zip(experts, predictions, strict=True)]
 
 
 def _smooth(probabilities: np.ndarray, smoothing: float) -> np.ndarray:
@@ -408,8 +401,12 @@ class NoiseModel:
     def factors(self, validation: Tensor, checked: Tensor) -> Tensor:
         """What the flip rate of each row is multiplied by, [N]."""
         one = torch.ones(len(validation), dtype=torch.float64)
-        found = torch.where(validation, torch.sigmoid(self.validation) * one, one)
-        return torch.where(checked, torch.zeros_like(one), found)
+        factor = torch.where(validation, torch.sigmoid(self.validation) * one, one)
+        return torch.where(checked, torch.zeros_like(one), factor)
+
+    def rates_of(self, evidence: "Evidence") -> Tensor:
+        """The flip rates of all rows, [N, classes]."""
+        return self.flip_rates(evidence.z, self.factors(evidence.validation, evidence.certain))
 
     def log_joint(self, logs: Tensor, given: Tensor, rates: Tensor) -> Tensor:
         """log q_i(t) P(given label | t), [N, classes]."""
@@ -479,8 +476,7 @@ class Evidence:
 
 def log_likelihood(model: NoiseModel, evidence: Evidence) -> Tensor:
     """Of the labels of all rows, and of what people found where they checked."""
-    rates = model.flip_rates(evidence.z, model.factors(evidence.validation, evidence.certain))
-    joint = model.log_joint(evidence.logs, evidence.given, rates)
+    joint = model.log_joint(evidence.logs, evidence.given, model.rates_of(evidence))
     each = torch.logsumexp(joint, 1)
     checked = joint[evidence.known, evidence.truth] - each[evidence.known]
     total = each.sum() + checked.sum()
@@ -528,19 +524,14 @@ class NumberNoiseModel:
     range: tuple[float, float]  # of the labels
     rate: float  # s
     by_component: np.ndarray  # w
-    validation: float  # rho
+    rho: float  # how often validation labels are wrong, compared with the others
     usual: float  # the median u_i
-
-    @property
-    def rho(self) -> float:
-        """How often validation labels are wrong, compared with the others."""
-        return self.validation
 
     def rates(self, z: np.ndarray, validation: np.ndarray, checked: np.ndarray) -> np.ndarray:
         """r: how often labels are wrong, [N]."""
-        found = 1 / (1 + np.exp(-(self.rate + z @ self.by_component)))
-        found = np.where(validation, self.validation * found, found)
-        return np.where(checked, 0.0, found)
+        rates = 1 / (1 + np.exp(-(self.rate + z @ self.by_component)))
+        rates = np.where(validation, self.rho * rates, rates)
+        return np.where(checked, 0.0, rates)
 
     def largest_error(self, rates: np.ndarray) -> np.ndarray:
         """The error from which on a label is more likely wrong than right, [N].
@@ -551,10 +542,10 @@ class NumberNoiseModel:
         width = self.range[1] - self.range[0]
         mean = 0.5 / (2 * np.sqrt(np.pi) * self.spread) + 0.5 / width
         peak = self.densities(np.zeros(1), np.full(1, self.usual), np.zeros(1))[0][0]
-        odds = np.clip(rates, 1e-4, 0.9999) / (1 - np.clip(rates, 1e-4, 0.9999))
-        ratio = np.minimum(odds * mean / peak, 1.0)
-        found = scale * np.sqrt(self.freedom * (ratio ** (-2 / (self.freedom + 1)) - 1))
-        return np.maximum(found, 2 * scale)
+        rates = np.clip(rates, 1e-4, 0.9999)
+        ratio = np.minimum(rates / (1 - rates) * mean / peak, 1.0)
+        errors = scale * np.sqrt(self.freedom * (ratio ** (-2 / (self.freedom + 1)) - 1))
+        return np.maximum(errors, 2 * scale)
 
     def densities(
         self, predicted: np.ndarray, usual: np.ndarray, y: np.ndarray
@@ -584,7 +575,8 @@ def fit_number_noise_model(
 def _average_experts(predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Weights of least absolute error, at least 0, with sum 1."""
     logs = torch.zeros(len(predictions), dtype=torch.float64, requires_grad=True)
-    on, target = torch.from_numpy(predictions).double(), torch.from_numpy(y)
+    on = torch.from_numpy(predictions).double()
+    target = torch.from_numpy(y)
     spread = float(np.median(np.abs(y - np.median(y)))) or float(y.std()) or 1.0
     optimizer = torch.optim.LBFGS([logs], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
@@ -608,20 +600,19 @@ def _fit_freedom(
     z: np.ndarray,
 ) -> tuple[float, NumberNoiseModel]:
     """The log likelihood, and the parameters, for some degrees of freedom."""
-    center, spread = float(rows.y.mean()), max(float(rows.y.std()), 1e-12)
-    ends = float(rows.y.min()), max(float(rows.y.max()), float(rows.y.min()) + spread)
+    spread = max(float(rows.y.std()), 1e-12)
+    least = float(rows.y.min())
     errors = np.abs(rows.y - predicted) / usual
-    scale = max(float(np.median(errors)), 1e-6)
     model = NumberNoiseModel(
         average=average,
         freedom=freedom,
-        scale=scale,
-        center=center,
+        scale=max(float(np.median(errors)), 1e-6),
+        center=float(rows.y.mean()),
         spread=spread,
-        range=ends,
+        range=(least, max(float(rows.y.max()), least + spread)),
         rate=-2.2,
         by_component=np.zeros(z.shape[1]),
-        validation=0.5,
+        rho=0.5,
         usual=float(np.median(usual)),
     )
     before = -np.inf
@@ -640,17 +631,12 @@ def _fit_freedom(
         rate, by_component = _fit_rates(wrong, rows, z, model)
         expected = model.rates(z, np.zeros_like(rows.validation), rows.checked)[rows.validation]
         ratio = wrong[rows.validation].sum() / max(expected.sum(), 1e-9)
-        model = NumberNoiseModel(
-            average=average,
-            freedom=freedom,
+        model = replace(
+            model,
             scale=max(float(np.sqrt(variance)), 1e-6),
-            center=center,
-            spread=spread,
-            range=ends,
             rate=rate,
             by_component=by_component,
-            validation=float(np.clip(ratio, 0.0, 1.0)) if rows.validation.any() else 0.5,
-            usual=model.usual,
+            rho=float(np.clip(ratio, 0.0, 1.0)) if rows.validation.any() else 0.5,
         )
     return likelihood, model
 
@@ -679,40 +665,28 @@ def _usual_errors(rows: Rows, predicted: np.ndarray, learned: np.ndarray, seed: 
     usual = float(np.median(errors[learned])) if learned.any() else 1.0
     usual = usual or float(errors.mean()) or 1.0
     capped = np.minimum(errors, 5 * usual)  # a few wild labels must not look like a rough region
-    near = Expert("errors", lambda: KNeighborsRegressor(min(50, max(1, learned.sum() // 4))))
+    near = Expert(lambda: KNeighborsRegressor(min(50, max(1, learned.sum() // 4))))
     inputs = np.column_stack([rows.x, predicted / (rows.y.std() or 1.0)]).astype(np.float32)
     around = Rows.of(inputs, capped, 0, groups=rows.groups)
     fold = assign_folds(rows, _FOLDS, mix_seeds(seed, 2))
-    asked = np.ones(len(rows), dtype=bool)
-    found = predict_out_of_fold([near], around, fold, learned.astype(np.int64), asked)[0][:, 0]
-    return 0.5 * np.maximum(found, 0) + 0.5 * usual
+    every = np.ones(len(rows), dtype=bool)
+    local = predict_out_of_fold([near], around, fold, learned.astype(np.int64), every)[0][:, 0]
+    return 0.5 * np.maximum(local, 0) + 0.5 * usual
 
 
 # --- the estimate ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LabelNoise:
-    """What is known about the labels of N rows."""
+class LabelPosterior:
+    """What is known about the labels of N rows, given all of them."""
 
-    wrong: np.ndarray  # [N]: the probability that the label is wrong
-    other: np.ndarray  # [N]: the likeliest other class; of numbers, what the experts predict
-    other_probability: np.ndarray  # [N]: that this is the truth
-    posterior: np.ndarray  # [N, classes] of the true class; of numbers [N, 2]: good, wrong
-    clean: np.ndarray  # [N, classes]: q; of numbers [N, 2]: f and the scale of errors
+    p_wrong: np.ndarray  # [N]: the probability that the label is wrong
+    best_other: np.ndarray  # [N]: the likeliest other class; of numbers, what the experts predict
+    p_best_other: np.ndarray  # [N]: the probability that this is the truth
+    p_clean: np.ndarray  # [N, classes]: q; of numbers [N, 1]: what the experts predict
     average: np.ndarray  # [N, classes]: the plain mean of the first round; of numbers [N, 1]
     model: NoiseModel | NumberNoiseModel
-    experts: tuple[str, ...]
-
-    @property
-    def best_other(self) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest other label, and its probability, each [N]."""
-        return self.other, self.other_probability
-
-    @property
-    def rho(self) -> float:
-        """How often validation labels are wrong, compared with the others."""
-        return self.model.rho
 
     def flip_rates(self, z: np.ndarray, validation: np.ndarray, checked: np.ndarray) -> np.ndarray:
         """How often labels of other rows are wrong, [N, classes]; of numbers [N].
@@ -744,7 +718,7 @@ def estimate_label_noise(
     folds: int = _FOLDS,
     rounds: int = 2,
     seed: int = 0,
-) -> LabelNoise:
+) -> LabelPosterior:
     """Fit the model above.
 
     Arguments:
@@ -759,16 +733,16 @@ def estimate_label_noise(
     """
     z = principal_components(rows.x) if z is None else z
     sample = _draw_sample(rows, seed)
-    weight = sample.astype(np.int64)
     every = np.ones(len(rows), dtype=bool)
-    asked = every if rounds == 1 else sample
-    said = _ask_experts(rows, weight, asked, folds, mix_seeds(seed, 0))
-    first = _fit(said, rows, z, prior, sample, asked, seed)
+    needed = every if rounds == 1 else sample
+    weight = sample.astype(np.int64)
+    predictions = _cross_predict(rows, weight, needed, folds, mix_seeds(seed, 0))
+    first = _fit(predictions, rows, z, prior, sample, needed, seed)
     if rounds == 1:
         return first
     weight = _reweigh(rows, first, sample)
-    said = _ask_experts(rows, weight, every, folds, mix_seeds(seed, 1))
-    second = _fit(said, rows, z, prior, sample, every, seed)
+    predictions = _cross_predict(rows, weight, every, folds, mix_seeds(seed, 1))
+    second = _fit(predictions, rows, z, prior, sample, every, seed)
     # what the second round leaves out depends on every label, so its predictions do as well
     return replace(second, average=first.average)
 
@@ -784,89 +758,84 @@ def _draw_sample(rows: Rows, seed: int) -> np.ndarray:
     return chosen
 
 
-def _reweigh(rows: Rows, found: LabelNoise, sample: np.ndarray) -> np.ndarray:
+def _reweigh(rows: Rows, first: LabelPosterior, sample: np.ndarray) -> np.ndarray:
     """How often each row is learned in the second round."""
     # large numbers are hard to predict as it is: without them they would all look wrong
     least = LIKELY if rows.classes else _SURELY
-    kept = ((found.wrong < least) | rows.anchors) & sample
+    kept = ((first.p_wrong < least) | rows.anchors) & sample
     if rows.classes:
         # a class of which hardly anything is left keeps all of its rows
         left = np.bincount(rows.y[kept], minlength=rows.classes)
         kept |= (left < _FEWEST_KEPT)[rows.y] & sample
-    trusted = rows.checked | (rows.validation if found.rho < _TRUSTED else np.False_)
+    trusted = rows.checked | (rows.validation if first.model.rho < _TRUSTED else np.False_)
     return np.where(trusted & sample, _TRUSTED_WEIGHT, kept.astype(np.int64))
 
 
 def _fit(
-    said: dict[str, np.ndarray],
+    predictions: list[np.ndarray],
     rows: Rows,
     z: np.ndarray,
     prior: LabelPrior,
     sample: np.ndarray,
-    asked: np.ndarray,
+    needed: np.ndarray,
     seed: int,
-) -> LabelNoise:
-    """The noise of the rows that experts were asked about; zeros for the others."""
+) -> LabelPosterior:
+    """The posterior of the rows that experts have predicted; zeros for the others."""
     if not rows.classes:
-        return _fit_numbers(said, rows, z, sample, asked, seed)
+        return _fit_numbers(predictions, rows, z, sample, needed, seed)
     ids = np.flatnonzero(sample)
-    learned = np.stack([logs[ids] for logs in said.values()])
+    learned = np.stack([logs[ids] for logs in predictions])
     some = rows.take(ids)
     pairs = _start_pairs(np.exp(learned).mean(0), some.y)
     model = fit_noise_model(Evidence.of(learned, some, z[ids]), prior, pairs)
     posterior = np.zeros((len(rows), rows.classes), dtype=np.float32)
-    clean = np.zeros_like(posterior)
+    p_clean = np.zeros_like(posterior)
     average = np.zeros_like(posterior)
-    every = np.flatnonzero(asked)
+    every = np.flatnonzero(needed)
     for start in range(0, len(every), _CHUNK):
         part = every[start : start + _CHUNK]
-        logs = np.stack([values[part] for values in said.values()])
+        logs = np.stack([values[part] for values in predictions])
         evidence = Evidence.of(logs, rows.take(part), z[part])
-        rates = model.flip_rates(evidence.z, model.factors(evidence.validation, evidence.certain))
-        joint = model.log_joint(evidence.logs, evidence.given, rates)
+        joint = model.log_joint(evidence.logs, evidence.given, model.rates_of(evidence))
         posterior[part] = torch.softmax(joint, 1).numpy()
-        clean[part] = model.log_clean(evidence.logs).exp().numpy()
+        p_clean[part] = model.log_clean(evidence.logs).exp().numpy()
         average[part] = np.exp(logs).mean(0)
     posterior[rows.checked] = np.eye(rows.classes, dtype=np.float32)[rows.y[rows.checked]]
-    own = np.arange(len(rows)), rows.y
-    others = posterior.copy()
-    others[own] = -1
-    return LabelNoise(
-        wrong=np.where(asked, 1 - posterior[own], 0),
-        other=others.argmax(1),
-        other_probability=np.maximum(others.max(1), 0),
-        posterior=posterior,
-        clean=clean,
+    own = (np.arange(len(rows)), rows.y)
+    p_wrong = np.where(needed, 1 - posterior[own], 0)
+    posterior[own] = -1
+    return LabelPosterior(
+        p_wrong=p_wrong,
+        best_other=posterior.argmax(1),
+        p_best_other=np.maximum(posterior.max(1), 0),
+        p_clean=p_clean,
         average=average,
         model=model,
-        experts=tuple(said),
     )
 
 
 def _fit_numbers(
-    said: dict[str, np.ndarray],
+    predictions: list[np.ndarray],
     rows: Rows,
     z: np.ndarray,
     sample: np.ndarray,
-    asked: np.ndarray,
+    needed: np.ndarray,
     seed: int,
-) -> LabelNoise:
-    predictions = np.stack([values[:, 0] for values in said.values()]).astype(np.float64)
+) -> LabelPosterior:
+    stacked = np.concatenate(predictions, axis=1).T.astype(np.float64, order="C")  # [experts, N]
     ids = np.flatnonzero(sample)
-    first = _average_experts(predictions[:, ids], rows.y[ids]) @ predictions
-    usual = _usual_errors(rows, first, sample, seed) + predictions.std(0)
-    model = fit_number_noise_model(predictions[:, ids], usual[ids], rows.take(ids), z[ids])
-    predicted = model.average @ predictions
+    first = _average_experts(stacked[:, ids], rows.y[ids]) @ stacked
+    usual = _usual_errors(rows, first, sample, seed) + stacked.std(0)
+    model = fit_number_noise_model(stacked[:, ids], usual[ids], rows.take(ids), z[ids])
+    predicted = model.average @ stacked
     rates = model.rates(z, rows.validation, rows.checked)
     good, bad = model.densities(predicted, usual, rows.y)
-    wrong = np.where(asked, rates * bad / ((1 - rates) * good + rates * bad + 1e-300), 0)
-    return LabelNoise(
-        wrong=wrong,
-        other=predicted,
-        other_probability=wrong,
-        posterior=np.column_stack([1 - wrong, wrong]),
-        clean=np.column_stack([predicted, model.scale * usual]),
-        average=predictions.mean(0)[:, None],
+    p_wrong = np.where(needed, rates * bad / ((1 - rates) * good + rates * bad + 1e-300), 0)
+    return LabelPosterior(
+        p_wrong=p_wrong,
+        best_other=predicted,
+        p_best_other=p_wrong,
+        p_clean=predicted[:, None],
+        average=stacked.mean(0)[:, None],
         model=model,
-        experts=tuple(said),
     )

@@ -31,7 +31,7 @@ from .label_noise import (
     LIKELY,
     PRIORS,
     FittedModel,
-    LabelNoise,
+    LabelPosterior,
     LabelPrior,
     NumberNoiseModel,
     Rows,
@@ -132,18 +132,17 @@ class Rule:
     remove: bool  # the other rows above `touch` are removed
     words: str
 
-    def __call__(self, noise: LabelNoise, rows: Rows) -> Edits:
+    def __call__(self, noise: LabelPosterior, rows: Rows) -> Edits:
         """The edits; validation rows and checked rows stay as they are."""
-        other, probability = noise.best_other
-        touched = (noise.wrong > self.touch) & ~rows.anchors
-        relabelled = touched & (probability > self.relabel)
+        touched = (noise.p_wrong > self.touch) & ~rows.anchors
+        relabelled = touched & (noise.p_best_other > self.relabel)
         removed = touched & ~relabelled & self.remove
         if rows.classes:
-            spared = _spare_classes(rows, removed, relabelled, other)
+            spared = _spare_classes(rows, removed, relabelled, noise.best_other)
             removed &= ~spared
             relabelled &= ~spared
         ids = np.flatnonzero(relabelled)
-        labels = dict(zip(ids.tolist(), other[ids].tolist(), strict=True))
+        labels = dict(zip(ids.tolist(), noise.best_other[ids].tolist(), strict=True))
         return Edits(np.flatnonzero(removed), labels)
 
 
@@ -192,7 +191,7 @@ RULES: dict[str, Rule] = {
 def held_out_losses(
     probabilities: np.ndarray,
     y: np.ndarray,
-    noise: LabelNoise | None = None,
+    noise: LabelPosterior | None = None,
     rates: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """The losses of models for rows that they did not learn, by name, each [.., n].
@@ -417,7 +416,7 @@ class Recommendation:
 
 def recommend(
     rows: Rows,
-    noise: LabelNoise,
+    noise: LabelPosterior,
     labels: str,
     *,
     check_weights: np.ndarray | None = None,
@@ -484,7 +483,7 @@ def recommend(
         noun = "row" if len(best) == 1 else "rows"
         reason = f"Models get better beyond chance if you {best.what} {noun}."
         return Recommendation(plans, best.name, "recommended", reason)
-    likely = int(((noise.wrong > LIKELY) & ~rows.anchors).sum())
+    likely = int(((noise.p_wrong > LIKELY) & ~rows.anchors).sum())
     promising = any(plan.figures[f"{NOISE_AWARE}{score}"].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks, drawn = draw_checks(rows, noise, list(edits.values()), seed)
@@ -496,7 +495,7 @@ def recommend(
     return Recommendation(plans, None, "no gain", "No plan makes models better beyond chance.")
 
 
-def learned_something(rows: Rows, noise: LabelNoise) -> bool:
+def learned_something(rows: Rows, noise: LabelPosterior) -> bool:
     """Whether predictions go with labels more than chance explains.
 
     The mean over rows of (p - f)(e - f), with p the out-of-fold predictions, e the given labels as
@@ -566,7 +565,7 @@ def _allow_by_trusted(
 
 
 def draw_checks(
-    rows: Rows, noise: LabelNoise, edits: list[Edits], seed: int, count: int = _CHECKS
+    rows: Rows, noise: LabelPosterior, edits: list[Edits], seed: int, count: int = _CHECKS
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows for a person to check, and 1 / the probability with which each was drawn.
 
@@ -591,7 +590,7 @@ def draw_checks(
     order = rng.permutation(len(free))
     steps = np.floor(np.cumsum(probability[order]) + rng.random())
     drawn = order[np.diff(steps, prepend=0.0) >= 1]
-    drawn = drawn[np.argsort(-noise.wrong[free[drawn]], kind="stable")]
+    drawn = drawn[np.argsort(-noise.p_wrong[free[drawn]], kind="stable")]
     return free[drawn], 1 / probability[drawn]
 
 
@@ -613,7 +612,7 @@ def _scale_to(chance: np.ndarray, count: int) -> np.ndarray:
 
 def edits_without(
     rows: Rows, held_out: np.ndarray, rule: str, labels: str, seed: int = 0
-) -> tuple[Edits, LabelNoise]:
+) -> tuple[Edits, LabelPosterior]:
     """What a rule would do had some rows not been there: for a verdict on them.
 
     Arguments:

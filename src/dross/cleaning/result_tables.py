@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 
 from .checked_labels import CheckedLabels
-from .label_noise import LIKELY, LabelNoise
+from .label_noise import LIKELY, LabelPosterior
 from .modality import Frame, PreparedData
 from .scoring import InstanceScores, mean_over_runs, rank
 
@@ -15,7 +15,7 @@ from .scoring import InstanceScores, mean_over_runs, rank
 def instance_table(
     data: PreparedData,
     scored: InstanceScores,
-    noise: LabelNoise,
+    noise: LabelPosterior,
     checked: CheckedLabels,
     outliers: np.ndarray,
 ) -> Frame:
@@ -56,7 +56,7 @@ def instance_table(
 
 def label_table(
     data: PreparedData,
-    noise: LabelNoise,
+    noise: LabelPosterior,
     checked: CheckedLabels,
     checks: list[int],
     *,
@@ -106,7 +106,7 @@ def edited_labels(data: PreparedData, labels: Iterable[Any]) -> list[str]:
 
 
 def _describe_labels(
-    data: PreparedData, noise: LabelNoise, places: np.ndarray, ids: np.ndarray | None = None
+    data: PreparedData, noise: LabelPosterior, places: np.ndarray, ids: np.ndarray | None = None
 ) -> dict[str, Any]:
     """The predicted label of some rows, its probability, and how likely the given one is wrong.
 
@@ -119,9 +119,8 @@ def _describe_labels(
         places: Of the rows.
         ids: Of the instances in the source; by default those of the training part.
     """
-    wrong = noise.wrong[places]
-    other, _ = noise.best_other
-    other = other[places]
+    wrong = noise.p_wrong[places]
+    other = noise.best_other[places]
     classes = data.source.classes
     if not classes:
         return {
@@ -131,7 +130,7 @@ def _describe_labels(
             "label_probability": np.full(len(places), np.nan),
             "differs": np.zeros(len(places), dtype=bool),
         }
-    clean = noise.clean[places]
+    clean = noise.p_clean[places]
     rows = np.arange(len(places))
     given_labels = data.source.labels[data.parts["train"] if ids is None else ids]
     index = {name: number for number, name in enumerate(classes)}
@@ -146,14 +145,13 @@ def _describe_labels(
     }
 
 
-def _held_out_losses(data: PreparedData, noise: LabelNoise, count: int) -> np.ndarray:
+def _held_out_losses(data: PreparedData, noise: LabelPosterior, count: int) -> np.ndarray:
     """The loss of each training instance by models that did not learn it, [N]."""
     rows = np.arange(count)
     if data.source.classes:
         given = data.y["train"].numpy()
-        return -np.log(np.maximum(noise.clean[rows, given], 1e-12))
-    predicted, _ = noise.best_other
-    return ((predicted[:count] - data.part("train").labels) / data.scale[1]) ** 2
+        return -np.log(np.maximum(noise.p_clean[rows, given], 1e-12))
+    return ((noise.best_other[:count] - data.part("train").labels) / data.scale[1]) ** 2
 
 
 def _spread(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
