@@ -231,7 +231,7 @@ class NotANumber(LogisticRegression):
     [
         ("sklearn:RandomForestClasifier", r"Did you mean sklearn:RandomForestClassifier\?"),
         ("sklearn.ensemble:RandomForrest", r"Did you mean sklearn.ensemble:RandomForestCl"),
-        ("sklearn.forests:Random", r"has no module 'sklearn.forests'"),
+        ("sklearn.forests:Random", r"scikit-learn has no such estimator"),
         ("RandomForestClassifier", r"no colon.*sklearn:RandomForestClassifier"),
         ("sklearn:RandomForestRegressor", r"is a regressor, .*sklearn:RandomForestClassifier"),
         ("sklearn:KMeans", r"KMeans is a clusterer"),

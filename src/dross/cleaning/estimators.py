@@ -6,11 +6,9 @@ verdict names it, so it may be imported; what a project names never is.
 """
 
 import difflib
-import importlib
-import inspect
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ import joblib
 import numpy as np
 import sklearn
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.utils import all_estimators
 from torch import Tensor
 
@@ -73,25 +71,28 @@ def find_model(model: Any, task: str) -> JudgingModel:
     Raises:
         InvalidInput: there is none of this name, it is of another kind, or it cannot fit or predict.
     """
-    entry = model if isinstance(model, str) else ""
+    entry = ""
     if not isinstance(model, str):
-        estimator = (
-            _make(model, f"The class {model.__name__}") if isinstance(model, type) else model
-        )
+        make = model
+        who = f"The class {model.__name__}" if isinstance(model, type) else ""
     elif ":" not in model:
         raise InvalidInput(
-            f"`estimator` takes sklearn:NAME or module:function, and '{model}' has "
-            "no colon. "
-            f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
+            f"`estimator` takes sklearn:NAME or module:function, and '{model}' has no colon. "
+            f"For a class of scikit-learn: `estimator` sklearn:{_nearest(model, task) or model}."
         )
-    elif _is_sklearn(model):
-        found = _find_class(model, task)
-        estimator = _make(found, _named(model))
     else:
-        found = import_function(model)
-        estimator = _make(found, _named(model)) if callable(found) else found
+        entry = model
+        make = _find_class(model, task) if _is_sklearn(model) else import_function(model)
+        who = f"`estimator` {model}"
+    is_made = isinstance(make, type) or (entry and callable(make))
+    estimator = _make(make, who) if is_made else make
     name = _name(estimator)
-    _check_methods(estimator, name)
+    for method in ("fit", "predict"):
+        if not callable(getattr(estimator, method, None)):
+            raise InvalidInput(
+                f"{name} has no {method}: it is not an estimator that can judge. Give one with fit "
+                "and predict, such as sklearn:HistGradientBoostingClassifier."
+            )
     _check_kind(estimator, name, task)
     return JudgingModel(estimator, f"{name} ({entry})" if names_user_code(model) else name, entry)
 
@@ -101,45 +102,30 @@ def _is_sklearn(entry: str) -> bool:
 
 
 def _find_class(entry: str, task: str) -> type:
-    """A class of scikit-learn by its name, wherever in it, or in the module that is named."""
+    """A class of scikit-learn by its name, in the module that is named or below it."""
     module, _, name = entry.partition(":")
-    if module == "sklearn":
-        known = _list_estimators()
-    else:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                members = vars(importlib.import_module(module))
-        except ImportError as error:
-            raise InvalidInput(
-                f"{_named(entry)}: scikit-learn has no module '{module}' ({error}). "
-                f"{_named(f'sklearn:{name}')} finds a class wherever it is."
-            ) from None
-        known = {
-            one: value
-            for one, value in members.items()
-            if inspect.isclass(value) and issubclass(value, BaseEstimator)
-        }
+    known = _list_estimators(module)
     if name not in known:
-        near = _nearest(name, task, known)
+        near = _nearest(name, task, module)
         hint = f" Did you mean {module}:{near}?" if near else ""
-        raise InvalidInput(f"{_named(entry)}: scikit-learn has no such estimator there.{hint}")
+        raise InvalidInput(f"`estimator` {entry}: scikit-learn has no such estimator.{hint}")
     return known[name]
 
 
-def _list_estimators() -> dict[str, type]:
+def _list_estimators(module: str = "sklearn") -> dict[str, type]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about deprecated modules
-        found: list[tuple[str, type]] = all_estimators()
-    return dict(found)
+        return {
+            name: one
+            for name, one in all_estimators()
+            if f"{one.__module__}.".startswith(f"{module}.")
+        }
 
 
-def _nearest(name: str, task: str, known: Iterable[str] | None = None) -> str | None:
+def _nearest(name: str, task: str, module: str = "sklearn") -> str | None:
     """The most similar known name; names that fit the task come before others."""
-    names = list(_list_estimators() if known is None else known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    fitting = [one for one in near if one.endswith(_ENDINGS[task])]
-    return next(iter([*fitting, *near]), None)
+    near = difflib.get_close_matches(name, _list_estimators(module), n=3, cutoff=0.5)
+    return next(iter(sorted(near, key=lambda one: not one.endswith(_ENDINGS[task]))), None)
 
 
 def _make(make: Any, who: str) -> Any:
@@ -151,7 +137,7 @@ def _make(make: Any, who: str) -> Any:
         raise InvalidInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "
             f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
-            f"it as {_named('module:function')}."
+            f"it as `estimator` module:function."
         ) from error
 
 
@@ -160,15 +146,6 @@ def _name(estimator: Any) -> str:
     if isinstance(steps, list) and all(isinstance(step, tuple) for step in steps):
         return " + ".join(_name(step[1]) for step in steps)
     return estimator if isinstance(estimator, str) else type(estimator).__name__
-
-
-def _check_methods(estimator: Any, name: str) -> None:
-    for method in ("fit", "predict"):
-        if not callable(getattr(estimator, method, None)):
-            raise InvalidInput(
-                f"{name} has no {method}: it is not an estimator that can judge. Give one with fit "
-                "and predict, such as sklearn:HistGradientBoostingClassifier."
-            )
 
 
 def _check_kind(estimator: Any, name: str, task: str) -> None:
@@ -196,10 +173,6 @@ def _find_kind(estimator: Any) -> str | None:
     except Exception:  # scikit-learn before 1.6, or an estimator that only resembles its own
         kind = getattr(estimator, "_estimator_type", None)
     return kind if isinstance(kind, str) else None
-
-
-def _named(model: str) -> str:
-    return f"`estimator` {model}"
 
 
 # --- fits -----------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas
 import torch
-from scipy.stats import rankdata
 from sklearn.ensemble import IsolationForest
 from torch import Tensor
 
@@ -192,25 +192,16 @@ def split_half_agreement(by_run: np.ndarray) -> float | None:
     runs, count = by_run.shape
     if runs < 2 or count < 3:
         return None
-    found = []
+    correlations = []
     for half in combinations(range(runs), runs // 2):
         if 2 * len(half) == runs and 0 not in half:
             continue  # the same cut as its complement
         chosen = np.isin(np.arange(runs), half)
         one = mean_over_runs(by_run[chosen])
         other = mean_over_runs(by_run[~chosen])
-        known = np.isfinite(one) & np.isfinite(other)
-        found.append(_rank_correlation(one[known], other[known]))
-    return None if np.isnan(found).any() else float(np.mean(found))
-
-
-def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's; nan where one of them is constant or has fewer than three values."""
-    if len(first) < 3:
-        return float("nan")
-    a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
-    sizes = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / sizes if sizes else float("nan")
+        both = pandas.DataFrame({"one": one, "other": other})
+        correlations.append(both.corr("spearman", min_periods=3).loc["one", "other"])
+    return None if np.isnan(correlations).any() else float(np.mean(correlations))
 
 
 def _read_intact(path: Path) -> Scores | None:
