@@ -72,10 +72,12 @@ from .verdict import (
     warn_of_vanished,
 )
 
-QUICK_SEEDS, SEEDS = 6, 10
+QUICK_SEEDS = 6
+SEEDS = 10
 FOLDS = 5
 _MAX_SEEDS = 1000
-_ASSIGNMENTS, _QUICK_ASSIGNMENTS = 2, 1  # of rows to folds
+_ASSIGNMENTS = 2  # of rows to folds
+_QUICK_ASSIGNMENTS = 1
 _SEEDS_SIDE_BY_SIDE = 5
 _STATUS = "judging.json"
 
@@ -383,14 +385,16 @@ def measure_classes(
         noise: The estimated label noise.
         rates: The flip rates of the rows, [n, classes].
     """
-    found = {ERROR: (predicted != y).astype(np.float64)}
+    error = (predicted != y).astype(np.float64)
     if probabilities is None:
-        return found
+        return {ERROR: error}
     plain = plans.held_out_losses(probabilities, y)
-    found[LOG_LOSS] = plans.held_out_losses(probabilities, y, noise, rates)["log loss"]
-    found[PLAIN + LOG_LOSS] = plain["log loss"]
-    found[PLAIN + BRIER] = plain["brier"]
-    return found
+    return {
+        ERROR: error,
+        LOG_LOSS: plans.held_out_losses(probabilities, y, noise, rates)["log loss"],
+        PLAIN + LOG_LOSS: plain["log loss"],
+        PLAIN + BRIER: plain["brier"],
+    }
 
 
 def measure_numbers(
@@ -565,15 +569,19 @@ class RowJudgement(Judgement):
         """
         if self.nested:
             return self.rows
-        test, classes = self.prepared.part("test"), self.rows.classes
-        y = self.prepared.y["test"].numpy() if classes else test.labels.astype(np.float64)
-        trained, tested = len(self.rows), len(y)
+        classes = self.rows.classes
+        if classes:
+            y = self.prepared.y["test"].numpy()
+        else:
+            y = self.prepared.part("test").labels.astype(np.float64)
+        trained = len(self.rows)
+        tested = len(y)
         x = self.prepared.x["test"].flatten(1).numpy()
         return Rows.of(
             np.concatenate([self.rows.x, x]),
             np.concatenate([self.rows.y, y]),
             classes,
-            groups=np.concatenate([self.rows.groups, len(self.rows) + np.arange(tested)]),
+            groups=np.concatenate([self.rows.groups, trained + np.arange(tested)]),
             validation=np.arange(trained + tested) >= trained,
             checked=np.concatenate([self.rows.checked, np.zeros(tested, dtype=bool)]),
         )

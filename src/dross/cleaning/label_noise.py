@@ -260,7 +260,8 @@ class FittedModel:
         else:
             self.model = make()
             if not classes:  # the scale of the labels must not matter to penalties and tolerances
-                self.center, self.scale = float(y.mean()), float(y.std())
+                self.center = float(y.mean())
+                self.scale = float(y.std())
                 y = (y - self.center) / self.scale
             if hasattr(self.model, "n_neighbors"):
                 self.model.n_neighbors = min(self.model.n_neighbors, len(y))
@@ -732,7 +733,8 @@ def estimate_label_noise(
     Of very many rows, the experts learn a sample. Every row is examined.
     """
     z = principal_components(rows.x) if z is None else z
-    sample = _draw_sample(rows, seed)
+    most = min(MOST_LEARNED, max(2_000, _MOST_CELLS // max(1, rows.classes)))
+    sample = draw_sample(rows, most, mix_seeds(seed, 3))
     every = np.ones(len(rows), dtype=bool)
     needed = every if rounds == 1 else sample
     weight = sample.astype(np.int64)
@@ -747,12 +749,11 @@ def estimate_label_noise(
     return replace(second, average=first.average)
 
 
-def _draw_sample(rows: Rows, seed: int) -> np.ndarray:
-    """The rows that experts learn, bool [N]: checked rows, and others by chance."""
-    most = min(MOST_LEARNED, max(2_000, _MOST_CELLS // max(1, rows.classes)))
+def draw_sample(rows: Rows, most: int, seed: int) -> np.ndarray:
+    """At most so many rows, bool [N]: checked rows, and others by chance."""
     if len(rows) <= most:
         return np.ones(len(rows), dtype=bool)
-    order = np.random.default_rng(mix_seeds(seed, 3)).random(len(rows)) - rows.checked
+    order = np.random.default_rng(seed).random(len(rows)) - rows.checked
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[np.argsort(order, kind="stable")[:most]] = True
     return chosen

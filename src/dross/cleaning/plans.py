@@ -36,6 +36,7 @@ from .label_noise import (
     NumberNoiseModel,
     Rows,
     assign_folds,
+    draw_sample,
     estimate_label_noise,
     list_experts,
     principal_components,
@@ -319,62 +320,52 @@ def measure_rules(
         seed: Decides the folds, and the sample of very many rows.
         progress: Whether to show a progress bar.
     """
-    ids = _draw_measured(rows, seed)
+    ids = np.flatnonzero(draw_sample(rows, MOST_MEASURED, mix_seeds(seed, 8)))
     some = rows.take(ids)
     z = principal_components(some.x)
     fold = assign_folds(some, _FOLDS, mix_seeds(seed, 7))
     plain: dict[str, dict[str, np.ndarray]] = {}
     aware: dict[str, dict[str, np.ndarray]] = {}
-    numbers = np.unique(fold)
-    for number in show_progress("comparing plans", numbers.tolist(), show=progress, unit="folds"):
-        held = fold == number
-        inside = np.flatnonzero(~held)
-        asked = np.flatnonzero(held)
+    numbers = np.unique(fold).tolist()
+    for number in show_progress("comparing plans", numbers, show=progress, unit="folds"):
+        held_out = np.flatnonzero(fold == number)
+        inside = np.flatnonzero(fold != number)
         rest = some.take(inside)
         noise = estimate_label_noise(
-            rest, prior, z=z[inside], folds=_INNER_FOLDS, seed=mix_seeds(seed, int(number))
+            rest, prior, z=z[inside], folds=_INNER_FOLDS, seed=mix_seeds(seed, number)
         )
-        rates = noise.flip_rates(z[asked], some.validation[asked], some.checked[asked])
+        rates = noise.flip_rates(z[held_out], some.validation[held_out], some.checked[held_out])
         edits = {NOTHING: NO_EDITS} | {rule: RULES[rule](noise, rest) for rule in rules}
-        predictions = _predict_after(list(edits.values()), rest, some.x[asked])
-        for rule, predicted in zip(edits, predictions):
+        predictions = _predict_after(list(edits.values()), rest, some.x[held_out])
+        y = some.y[held_out]
+        for rule, predicted in zip(edits, predictions, strict=True):
             for losses, by_rule in (
-                (held_out_losses(predicted, some.y[asked]), plain),
-                (held_out_losses(predicted, some.y[asked], noise, rates), aware),
+                (held_out_losses(predicted, y), plain),
+                (held_out_losses(predicted, y, noise, rates), aware),
             ):
                 by_name = by_rule.setdefault(rule, {})
                 for name, values in losses.items():
-                    by_name.setdefault(name, np.zeros(len(ids)))[asked] = values.mean(0)
+                    by_name.setdefault(name, np.zeros(len(ids)))[held_out] = values.mean(0)
     return Measured(ids, plain, aware)
-
-
-def _draw_measured(rows: Rows, seed: int) -> np.ndarray:
-    """The rows that the guard sees: checked rows, and others by chance."""
-    if len(rows) <= MOST_MEASURED:
-        return np.arange(len(rows))
-    order = np.random.default_rng(mix_seeds(seed, 8)).random(len(rows)) - rows.checked
-    return np.sort(np.argsort(order, kind="stable")[:MOST_MEASURED])
 
 
 def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:
     """What models that learned the edited rows predict, for each edits [kinds, n(, classes)]."""
-    experts = list_experts(rest.x, rest.classes)
-    kinds = [experts[0], experts[2]]  # linear, and trees
+    linear, _, trees, _ = list_experts(rest.x, rest.classes)
     train = np.flatnonzero(~rest.validation)
-
-    def predict(one: Edits, place: int) -> np.ndarray:
-        kept, y = one.apply(rest.y, train)
-        model = FittedModel(kinds[place].make, rest.x[kept], y[kept], rest.classes)
-        return model.predict(x).astype(np.float64)
-
-    predicted: dict[tuple[Any, ...], np.ndarray] = {}
-    answers = []
+    by_edits: dict[tuple[Any, ...], np.ndarray] = {}
+    predictions = []
     for one in edits:
         key = (one.removed.tobytes(), *one.relabelled.items())
-        if key not in predicted:  # rules often agree
-            predicted[key] = np.stack([predict(one, place) for place in range(len(kinds))])
-        answers.append(predicted[key] if rest.classes else predicted[key][..., 0])
-    return answers
+        if key not in by_edits:  # rules often agree
+            kept, y = one.apply(rest.y, train)
+            models = [
+                FittedModel(expert.make, rest.x[kept], y[kept], rest.classes)
+                for expert in (linear, trees)
+            ]
+            by_edits[key] = np.stack([model.predict(x).astype(np.float64) for model in models])
+        predictions.append(by_edits[key] if rest.classes else by_edits[key][..., 0])
+    return predictions
 
 
 # --- the guard ------------------------------------------------------------------------------------

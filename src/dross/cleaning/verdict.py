@@ -19,9 +19,14 @@ from .edits import BY_DECISIONS, ChosenEdits
 from .findings import name_some
 from .plans import Edits
 
-ERROR, LOG_LOSS, BRIER = "error", "log loss", "Brier score"
-ABSOLUTE_ERROR, SQUARED_ERROR = "absolute error", "squared error"
-IMPROVED, WORSE, INCONCLUSIVE = "improved", "worse", "inconclusive"
+ERROR = "error"
+LOG_LOSS = "log loss"
+BRIER = "Brier score"
+ABSOLUTE_ERROR = "absolute error"
+SQUARED_ERROR = "squared error"
+IMPROVED = "improved"
+WORSE = "worse"
+INCONCLUSIVE = "inconclusive"
 
 FALSE_ALARMS = (
     0.025  # "improved" for random removals, at most; see benchmarks/outcome/false_alarms.py
@@ -146,14 +151,16 @@ def compare_metric(values: np.ndarray, groups: np.ndarray | None = None) -> Comp
     before, after, random = (values[:, place].mean(1) for place in range(3))
     change = values[:, 1] - values[:, 0]
     control = values[:, 2] - values[:, 0]
-    rows_error, seeds_error = _standard_error(change.mean(0), groups), _seeds_error(change)
-    control_error = _standard_error(control.mean(0), groups)
-    difference, random_difference = float(change.mean()), float(control.mean())
+    difference = float(change.mean())
+    random_difference = float(control.mean())
+    rows_error = _standard_error(change.mean(0), groups)
+    seeds_error = _seeds_error(change)
+    control_rows = _standard_error(control.mean(0), groups)
+    control_seeds = _seeds_error(control)
     draw_error = _draw_error(change, control)
     reach = _reach(len(values), rows_error, seeds_error, draw_error)
-    control_seeds = _seeds_error(control)
     random_reach = _reach(len(values), 0.0, seeds_error, control_seeds, draw_error)
-    control_reach = _reach(len(values), control_error, control_seeds)
+    control_reach = _reach(len(values), control_rows, control_seeds)
     return Comparison(
         before=before.tolist(),
         after=after.tolist(),
@@ -485,12 +492,12 @@ def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
     """
     if not gone:
         return ""
-    count, it = int(np.isin(measured, list(gone)).sum()), "it" if len(gone) == 1 else "them"
-    tests = (
-        f"the {count:,} test instances of {it} count as wrong"
-        if count
-        else f"the test rows have none of {it}, so no figure here shows it"
-    )
+    count = int(np.isin(measured, list(gone)).sum())
+    it = "it" if len(gone) == 1 else "them"
+    if count:
+        tests = f"the {count:,} test instances of {it} count as wrong"
+    else:
+        tests = f"the test rows have none of {it}, so no figure here shows it"
     return (
         f"After these edits no training instance of {name_some(gone)} is left: no model can "
         f"predict {it}, and {tests}."
