@@ -164,25 +164,23 @@ class Objective:
     def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch) -> Gradient:
         """g = sum_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
         theta = theta.detach().requires_grad_()
-        named = self.model.named_parameters() if self.unused else ()
-        idle = {name: p for name, p in named if name in self.unused}
-        leaves = self.precision.own_leaves(self.layout.unflatten(theta))
-        inputs = [theta] if leaves is None else list(leaves.values())
+        parameters = self.precision.own_leaves(self.layout.unflatten(theta))
+        inputs = [theta] if parameters is None else list(parameters.values())
+        unused = [self.model.get_parameter(name) for name in self.unused]
         with torch.enable_grad():
-            losses, moved = self.losses(theta, buffers, batch, parameters=leaves)
+            losses, moved = self.losses(theta, buffers, batch, parameters=parameters)
             weights = batch.c.to(losses.dtype)
             with self.precision.cast("backward"):
-                found = torch.autograd.grad(
-                    losses, [*inputs, *idle.values()], weights, allow_unused=True
-                )
-        g = found[0]
-        if leaves is not None:
+                grads = torch.autograd.grad(losses, [*inputs, *unused], weights, allow_unused=True)
+        if parameters is None:
+            g = grads[0]
+        else:
             torch.clear_autocast_cache()  # of these leaves
-            pairs = zip(leaves.items(), found)
+            named = zip(parameters.items(), grads)
             g = self.layout.flatten(
-                {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+                {name: torch.zeros_like(p) if g is None else g for (name, p), g in named}
             )
-        for name, other in zip(idle, found[len(inputs) :]):
+        for name, other in zip(self.unused, grads[len(inputs) :]):
             if other is not None:
                 raise NotSupported(
                     f"The parameter '{name}' had no part in the first batch but has one in a later "
@@ -261,9 +259,11 @@ class Objective:
         if not hessian:
             (terms,) = batched_vjp([g], [w], [a_g])
             return terms, torch.zeros_like(a_g), a_buffers
-        outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
-        inputs = [w, theta, *statistics.values()]
-        terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        terms, a_theta, *a_before = batched_vjp(
+            [g, *(moved[name] for name in a_buffers)],
+            [w, theta, *statistics.values()],
+            [a_g, *a_buffers.values()],
+        )
         return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
@@ -346,15 +346,18 @@ class Objective:
             with self.precision.cast("backward"):
                 (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
         (through_w,) = batched_vjp([weighted], [theta], [w_dot])
-        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
-        outputs = [moved[name] for name in statistics]
         narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
         factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
         (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])
         g_dot = times(through_theta, 1 / factor) + through_w
         if not statistics:
             return g_dot, {}
-        return g_dot, dict(zip(statistics, batched_jvp(outputs, inputs, tangents)))
+        moved_dot = batched_jvp(
+            [moved[name] for name in statistics],
+            [theta, *statistics.values()],
+            [theta_dot, *buffers_dot.values()],
+        )
+        return g_dot, dict(zip(statistics, moved_dot))
 
     # --- contexts ---------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@
 
 S is a GradScaler's scale, 1 without one. It keeps gradients in the range of float16, where a pass
 computes in that, and changes nothing else. objective.py knows the sum; this file knows the rest.
-`advance` takes the step, `pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent
-from s_t on to s_{t+1}.
+`take_step` computes g and calls `advance` for the update, `pull` carries an adjoint from s_{t+1} back
+to s_t, and `push` a tangent from s_t on to s_{t+1}.
+
 For plain SGD with rate eta, `pull` turns the adjoint u into a_g = -eta u and leaves u as it is;
 the objective's pull then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
 
@@ -25,18 +26,200 @@ from torch import Tensor
 from ..data.batch import AnyBatch, LazyBatch, LazyBatches, MicroBatch
 from ..errors import InvalidInput
 from .optim import Optimizer
-from .state import Buffers, Clock, Derivative, Named, State
+from .state import Buffers, Derivative, State
 from .update_rules import SGD
 
 if TYPE_CHECKING:
     from .executor import Executor
 
+Item = TypeVar("Item")
 
-# --- clipping -------------------------------------------------------------------------------------
 
-# Gradient clipping as a differentiable map.
-#
-# Both Jacobians are symmetric, so one function serves forwards and backwards.
+@dataclass(frozen=True)
+class Step:
+    """What is recorded of step t: the batch S_t, the rate eta_t, and whatever else it used."""
+
+    micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
+    numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
+    epoch: int = 0
+    clip: "Clip | None" = None
+    scale: float = 1.0  # a GradScaler's: the losses were multiplied by it, and the gradient divided
+
+    @property
+    def unscale(self) -> float:
+        """1/S, rounded as a GradScaler rounds it."""
+        return float(np.float32(1 / self.scale))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The instances of all its micro-batches: int64 [|S_t|]."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(micro.ids for micro in self.micros)])
+
+
+class StepReducer(Protocol):
+    """How the work of a step is divided among ranks (distributed/)."""
+
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[tuple[int, slice, AnyBatch]]:
+        """This rank's pieces: the micro-batch's number, the rows, and their instances."""
+        ...
+
+    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """A vector over theta and others, each summed over the ranks."""
+        ...
+
+
+def take_step(
+    executor: "Executor",
+    optimizer: Optimizer,
+    state: State,
+    step: Step,
+    batches: Sequence[AnyBatch],
+    reducer: StepReducer | None = None,
+) -> tuple[State, Tensor, list[Tensor]]:
+    """s_{t+1}, the gradient [p] of the scaled losses, and the losses of each micro-batch.
+
+    Arguments:
+        executor: computes the gradients.
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        batches: its micro-batches. Each starts from the buffers that the one before it left.
+        reducer: divides the work among ranks; the losses are of this rank's part.
+    """
+    if reducer is not None:
+        batches = [batch for _, _, batch in reducer.own_part(batches)]
+    g: Tensor | None = None
+    buffers = state.buffers
+    losses: list[Tensor] = []
+    for batch in batches:
+        part, seen, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
+        g = part if g is None else g + part
+        losses.append(seen)
+    if g is None:
+        g = torch.zeros_like(state.theta)
+    if reducer is not None:
+        (g,) = reducer.sum_over_theta(g)
+    return advance(optimizer, state, step, g, buffers), g, losses
+
+
+def advance(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
+) -> State:
+    """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
+    g = prepare_gradient(step, g, optimizer.slices)
+    theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
+    return State(theta, slots, buffers, clock)
+
+
+def pull(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative
+) -> tuple[Tensor, Derivative]:
+    """The adjoint of `advance`.
+
+    Arguments:
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
+        after: d query / d s_{t+1}.
+
+    Returns:
+        d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
+    """
+    a_before = optimizer.pull(
+        state.theta,
+        state.slots,
+        state.clock,
+        prepare_gradient(step, g),
+        step.numbers,
+        after={"theta": after.theta, **_sort(after.slots)},
+    )
+    a_g = a_before["g"]
+    if step.clip:
+        a_g = step.clip.derivative(_unscale(step, g), a_g)
+    a_slots = {name: a_before[name] for name in state.slots}
+    return _unscale(step, a_g), Derivative(a_before["theta"], a_slots, after.buffers)
+
+
+def push(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor
+) -> Derivative:
+    """The tangent of `advance`.
+
+    Arguments:
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
+        before: how s_t moves.
+        g_dot: how g moves, [Q, p].
+
+    Returns:
+        How s_{t+1} moves; its buffers are still those of `before`.
+    """
+    g_dot = _unscale(step, g_dot)
+    if step.clip:
+        g_dot = step.clip.derivative(_unscale(step, g), g_dot)
+    moved = optimizer.push(
+        state.theta,
+        state.slots,
+        state.clock,
+        prepare_gradient(step, g),
+        step.numbers,
+        before={"g": g_dot, "theta": before.theta, **_sort(before.slots)},
+    )
+    slots = {name: moved[name] for name in state.slots}
+    return replace(before, theta=moved["theta"], slots=slots)
+
+
+def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
+    """Whether `pull` and `push` depend on the gradient of the step."""
+    return optimizer.needs_gradient or step.clip is not None
+
+
+def _unscale(step: Step, g: Tensor) -> Tensor:
+    """g / S, which is its own adjoint."""
+    return g if step.scale == 1 else g * step.unscale
+
+
+def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    """What the optimizer sees of a gradient: unscaled, then clipped.
+
+    slices: where the parameters lie in it, so that the clip rounds as torch's does.
+    """
+    g = _unscale(step, g)
+    return step.clip(g, slices) if step.clip else g
+
+
+def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums round by their order, and a file does not keep the order of its tensors."""
+    return dict(sorted(slots.items()))
+
+
+def sum_over_batches(
+    batches: Iterable[Item],
+    buffers: Buffers,
+    compute: Callable[[Item, Buffers], tuple[Tensor, Buffers]],
+    like: Tensor,
+) -> tuple[Tensor, Buffers]:
+    """The sum over the micro-batches of a step. Each starts from the buffers of the last one.
+
+    Arguments:
+        batches: the micro-batches, or this rank's part of them.
+        buffers: what the first one starts from.
+        compute: (batch, buffers) -> (its part of the sum, the buffers that it leaves).
+        like: the shape of the sum where there is no batch.
+    """
+    total: Tensor | None = None
+    for batch in batches:
+        part, buffers = compute(batch, buffers)
+        total = part if total is None else total + part
+    return (torch.zeros_like(like) if total is None else total), buffers
+
+
+# --- clips ----------------------------------------------------------------------------------------
+
+# As differentiable maps. Both Jacobians are symmetric, so one function serves forwards and backwards.
 
 _TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
 
@@ -171,186 +354,12 @@ def clip_from_numbers(kind: float, value: float) -> Clip | None:
     return None if kind < 0 else _KINDS[int(kind)](value)
 
 
-@dataclass(frozen=True)
-class Step:
-    """What is recorded of step t: the batch S_t, the rate eta_t, and whatever else it used."""
+# --- several steps as one pass --------------------------------------------------------------------
 
-    micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
-    numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
-    epoch: int = 0
-    clip: Clip | None = None
-    scale: float = 1.0  # a GradScaler's: the losses were multiplied by it, and the gradient divided
-
-    @property
-    def unscale(self) -> float:
-        """1/S, rounded as a GradScaler rounds it."""
-        return float(np.float32(1 / self.scale))
-
-    @property
-    def ids(self) -> np.ndarray:
-        """The instances of all its micro-batches: int64 [|S_t|]."""
-        return np.concatenate([np.zeros(0, dtype=np.int64), *(micro.ids for micro in self.micros)])
-
-
-def advance(
-    optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
-) -> State:
-    """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
-    g = prepare_gradient(step, g, optimizer.slices)
-    theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
-    return State(theta, slots, buffers, clock)
-
-
-def pull(
-    optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative
-) -> tuple[Tensor, Derivative]:
-    """The adjoint of `advance`.
-
-    Arguments:
-        optimizer: the update.
-        state: s_t.
-        step: what was recorded of the step.
-        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
-        after: d query / d s_{t+1}.
-
-    Returns:
-        d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
-    """
-    a = {"theta": after.theta, **_sort(after.slots)}
-    back = optimizer.pull(*_given(state, step, g), a)
-    a_g = back["g"]
-    if step.clip:
-        a_g = step.clip.derivative(_unscale(step, g), a_g)
-    slots = {name: back[name] for name in state.slots}
-    return _unscale(step, a_g), Derivative(back["theta"], slots, after.buffers)
-
-
-def push(
-    optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor
-) -> Derivative:
-    """The tangent of `advance`.
-
-    Arguments:
-        optimizer: the update.
-        state: s_t.
-        step: what was recorded of the step.
-        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
-        before: how s_t moves.
-        g_dot: how g moves, [Q, p].
-
-    Returns:
-        How s_{t+1} moves; its buffers are still those of `before`.
-    """
-    g_dot = _unscale(step, g_dot)
-    g_dot = step.clip.derivative(_unscale(step, g), g_dot) if step.clip else g_dot
-    dot = {"g": g_dot, "theta": before.theta, **_sort(before.slots)}
-    moved = optimizer.push(*_given(state, step, g), dot)
-    slots = {name: moved[name] for name in state.slots}
-    return replace(before, theta=moved["theta"], slots=slots)
-
-
-def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
-    """Whether `pull` and `push` depend on the gradient of the step."""
-    return optimizer.needs_gradient or step.clip is not None
-
-
-def _given(state: State, step: Step, g: Tensor) -> tuple[Tensor, Named, Clock, Tensor, np.ndarray]:
-    """What the optimizer's derivative depends on."""
-    return state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers
-
-
-def _unscale(step: Step, g: Tensor) -> Tensor:
-    """g / S, which is its own adjoint."""
-    return g if step.scale == 1 else g * step.unscale
-
-
-def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
-    """What the optimizer sees of a gradient: unscaled, then clipped.
-
-    slices: where the parameters lie in it, so that the clip rounds as torch's does.
-    """
-    g = _unscale(step, g)
-    return step.clip(g, slices) if step.clip else g
-
-
-def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums round by their order, and a file does not keep the order of its tensors."""
-    return dict(sorted(slots.items()))
-
-
-# --- taking steps ---
+# On a GPU the steps of a small network are captured STEPS_AT_ONCE at a time.
 
 STEPS_AT_ONCE = 16
 _MAX_PARAMETERS = 1 << 22  # the steps of a larger network keep a GPU busy one by one
-
-Item = TypeVar("Item")
-
-
-class StepReducer(Protocol):
-    """How the work of a step is divided among ranks (distributed/)."""
-
-    def own_part(self, batches: Sequence[AnyBatch]) -> list[tuple[int, slice, AnyBatch]]:
-        """This rank's pieces: the micro-batch's number, the rows, and their instances."""
-        ...
-
-    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """A vector over theta and others, each summed over the ranks."""
-        ...
-
-
-def sum_over_batches(
-    batches: Iterable[Item],
-    buffers: Buffers,
-    compute: Callable[[Item, Buffers], tuple[Tensor, Buffers]],
-    like: Tensor,
-) -> tuple[Tensor, Buffers]:
-    """The sum over the micro-batches of a step. Each starts from the buffers of the last one.
-
-    Arguments:
-        batches: the micro-batches, or this rank's part of them.
-        buffers: what the first one starts from.
-        compute: (batch, buffers) -> (its part of the sum, the buffers that it leaves).
-        like: the shape of the sum where there is no batch.
-    """
-    total: Tensor | None = None
-    for batch in batches:
-        part, buffers = compute(batch, buffers)
-        total = part if total is None else total + part
-    return (torch.zeros_like(like) if total is None else total), buffers
-
-
-def take_step(
-    executor: "Executor",
-    optimizer: Optimizer,
-    state: State,
-    step: Step,
-    batches: Sequence[AnyBatch],
-    reducer: StepReducer | None = None,
-) -> tuple[State, Tensor, list[Tensor]]:
-    """s_{t+1}, the gradient [p] of the scaled losses, and the losses of each micro-batch.
-
-    Arguments:
-        executor: computes the gradients.
-        optimizer: the update.
-        state: s_t.
-        step: what was recorded of the step.
-        batches: its micro-batches. Each starts from the buffers that the one before it left.
-        reducer: divides the work among ranks; the losses are of this rank's part.
-    """
-    if reducer is not None:
-        batches = [batch for _, _, batch in reducer.own_part(batches)]
-    g: Tensor | None = None
-    buffers = state.buffers
-    losses: list[Tensor] = []
-    for batch in batches:
-        part, seen, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
-        g = part if g is None else g + part
-        losses.append(seen)
-    if g is None:
-        g = torch.zeros_like(state.theta)
-    if reducer is not None:
-        (g,) = reducer.sum_over_theta(g)
-    return advance(optimizer, state, step, g, buffers), g, losses
 
 
 def take_steps(
@@ -379,21 +388,26 @@ def _take_together(
     def take(
         each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes
     ) -> tuple[Tensor, dict, dict]:
-        now, states = State(theta, slots, buffers, state.clock), []
+        now = State(theta, slots, buffers, state.clock)
+        states = []
         for batch in each:
             now, _, _ = take_step(executor, optimizer, now, step, [batch])
             states.append(now)
         stacked = State.stack(states)
         return stacked.theta, stacked.slots, stacked.buffers
 
-    # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
-    given = (state.theta, state.slots, state.buffers, step.numbers.tobytes())
-    theta, slots, buffers = executor.run("training steps", take, batches, *given)
+    theta, slots, buffers = executor.run(
+        "training steps",
+        take,
+        batches,
+        state.theta,
+        state.slots,
+        state.buffers,
+        # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
+        step.numbers.tobytes(),
+    )
     clock = tuple({"step": one["step"] + 1} for one in state.clock)
     return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
-
-
-# --- steps that are alike -------------------------------------------------------------------------
 
 
 def group_steps(
@@ -421,7 +435,8 @@ def group_steps(
     kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
     if kinds and start.clock and start.clock[0].get("step") == 0:
         kinds[0] = None  # the first step of momentum is another formula
-    parts, at = [], 0
+    parts = []
+    at = 0
     while at < len(steps):
         row = kinds[at : at + STEPS_AT_ONCE]
         alike = len(row) == STEPS_AT_ONCE and row[0] is not None and len(set(row)) == 1
