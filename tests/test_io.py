@@ -6,18 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
 from dross import _io as atomic_files
 from dross._io import (
     break_seal,
-    decode,
     digest_file,
     digest_files,
     hold_lock,
@@ -28,77 +26,7 @@ from dross._io import (
     write_table,
     write_text,
 )
-from dross.errors import CorruptFile, DrossError, InvalidInput
-
-# --- Decoding ---
-
-
-@dataclass(frozen=True)
-class Inner:
-    size: int
-    name: str | None = None
-
-
-@dataclass(frozen=True)
-class Outer:
-    kind: Literal["a", "b"]
-    inner: Inner
-    rate: float
-    rows: list[Inner]
-    shapes: dict[str, tuple[list[int], str]]
-    pair: tuple[int, int] | None = None
-    rest: Any = None
-    flag: bool = False
-    texts: tuple[str, ...] = ()
-    either: int | str | list[int] = field(default=0)
-
-
-GOOD = {
-    "kind": "a",
-    "inner": {"size": 3},
-    "rate": 1,
-    "rows": [{"size": 1, "name": "x"}],
-    "shapes": {"w": [[2, 3], "float32"]},
-    "pair": [1, 2],
-    "texts": ["x"],
-    "either": [1],
-}
-
-
-def test_decode_builds_nested_dataclasses_and_asdict_is_its_inverse():
-    made = decode(Outer, GOOD, "file.json")
-    assert made.inner == Inner(3) and made.rows == [Inner(1, "x")] and made.rate == 1.0
-    assert made.shapes == {"w": ([2, 3], "float32")} and made.pair == (1, 2)
-    assert decode(Outer, asdict(made), "file.json") == made
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "c"}, "'kind' is \"c\""),
-        ({"inner": {"size": True}}, "'inner.size' is true"),
-        ({"inner": {}}, "it lacks 'inner.size'"),
-        ({"inner": 3}, "'inner' is 3"),
-        ({"rate": "1"}, "'rate'"),
-        ({"rate": None}, "'rate'"),
-        ({"rows": [{"size": 1}, {"size": 1.5}]}, r"'rows\[1\].size' is 1.5"),
-        ({"shapes": {"w": [[2, "3"], "float32"]}}, r"'shapes.w\[0\]\[1\]'"),
-        ({"shapes": {"w": [[2, 3]]}}, "'shapes.w'"),
-        ({"pair": [1]}, "'pair'"),
-        ({"flag": 1}, "'flag' is 1"),
-        ({"either": [None]}, "'either"),
-        ({"more": 1}, "the unknown entry 'more'"),
-    ],
-)
-def test_decode_names_the_entry_that_is_wrong(change, message):
-    with pytest.raises(CorruptFile, match=message):
-        decode(Outer, GOOD | change, "file.json")
-
-
-def test_decode_refuses_another_type_at_the_top():
-    with pytest.raises(CorruptFile, match=r"file.json is damaged"):
-        decode(Outer, [], "file.json")
-
+from dross.errors import DrossError, InvalidInput
 
 # --- Files are replaced whole, or stay as they were ---
 
@@ -168,50 +96,23 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path, full_disk):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.json"]
 
 
-LEAVES_TEMPORARY_FILES = """
-import os, signal, sys
-from contextlib import ExitStack
-from pathlib import Path
-from dross._io import staged_file
-with ExitStack() as stack:
-    for name in sys.argv[2:]:
-        stack.enter_context(staged_file(Path(name), b"half"))
-    print("staged", flush=True)
-    if sys.argv[1] == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.stdin.read()
-"""
-
-
 def leave_temporary_files(*paths):
-    """What a process leaves that is killed while it writes these files."""
-    command = [sys.executable, "-c", LEAVES_TEMPORARY_FILES, "die", *map(str, paths)]
-    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0
-    left = [temporary for path in paths for temporary in path.parent.glob(f".{path.name}.*.tmp")]
-    assert len(left) == len(paths)
+    """What a process leaves that was killed two hours ago while it wrote these files."""
+    for path in paths:
+        left = path.with_name(f".{path.name}.0123abcd.tmp")
+        left.write_bytes(b"half")
+        long_ago = time.time() - 7200
+        os.utime(left, (long_ago, long_ago))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="kill -9 is another thing there")
-def test_only_what_killed_processes_left_is_stale(tmp_path):
+def test_only_what_nobody_has_written_to_for_long_is_stale(tmp_path):
     leave_temporary_files(tmp_path / "a.json", tmp_path / "theirs.json")
-    (left,) = tmp_path.glob(".a.json.*.tmp")
-    number = left.name.split(".")[-2]
-    other_host = f"{number[:-9]}{(int(number[-9:-4]) + 1) % 100_000:05d}{number[-4:]}"
-    strangers = [".a.json.tmp", ".a.json.12.tmp", "a.json.tmp", f".a.json.{other_host}.tmp"]
-    for name in strangers:
+    for name in (".a.json.tmp", ".a.json.12.tmp", "a.json.tmp"):
         (tmp_path / name).write_bytes(b"")
-    command = [sys.executable, "-c", LEAVES_TEMPORARY_FILES, "wait", str(tmp_path / "a.json")]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as alive,
-        atomic_files.staged_file(tmp_path / "a.json", b"ours") as ours,
-    ):
-        assert alive.stdout.readline() == b"staged\n"
+    with atomic_files.staged_file(tmp_path / "a.json", b"ours"):
         before = set(os.listdir(tmp_path))
         atomic_files.delete_stale(tmp_path, lambda name: name == "a.json")
-        assert before - set(os.listdir(tmp_path)) == {left.name} and ours.exists()
-        alive.stdin.close()
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert [name for name in left if "theirs" not in name] == sorted(strangers)
+        assert before - set(os.listdir(tmp_path)) == {".a.json.0123abcd.tmp"}
 
 
 def test_a_missing_folder_is_made_for_the_writers_only(tmp_path):
@@ -238,6 +139,7 @@ def test_a_table_is_csv(tmp_path):
 
 HOLD = """
 import sys
+import time
 from pathlib import Path
 from dross._io import hold_lock
 with hold_lock(Path(sys.argv[1]), "it"):
@@ -257,15 +159,15 @@ def start_holder(path: Path) -> subprocess.Popen:
     return holder
 
 
-def test_another_process_is_kept_out_and_named(tmp_path):
+def test_another_process_is_kept_out(tmp_path):
     path = tmp_path / "lock"
     holder = start_holder(path)
-    with pytest.raises(InvalidInput, match=rf"writing to the folder x: process {holder.pid} on"):
+    with pytest.raises(InvalidInput, match=r"writing to the folder x and holds .*lock"):
         hold_lock(path, "the folder x").__enter__()
     holder.communicate()  # it ends
     assert not path.exists()
     with hold_lock(path, "it"):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
+        assert path.exists()
     assert os.listdir(tmp_path) == []
 
 
@@ -274,46 +176,9 @@ def test_a_killed_process_keeps_nobody_out(tmp_path):
     holder = start_holder(path)
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
-    assert json.loads(path.read_text())["pid"] == holder.pid  # its file is still there
+    assert path.exists()  # its file is still there
     with hold_lock(path, "it"):
         pass
-
-
-def test_the_lock_of_another_host_is_respected(tmp_path):
-    path = tmp_path / "lock"
-    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01"}))
-    with pytest.raises(InvalidInput, match=r"process 1 on elsewhere.*delete .*lock"):
-        hold_lock(path, "it").__enter__()
-    assert path.exists()
-
-
-def test_a_half_written_lock_of_a_dead_process_is_taken_over(tmp_path):
-    (tmp_path / "lock").write_text('{"pid": 1, "ho')
-    with hold_lock(tmp_path / "lock", "it"):
-        pass
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(DrossError, match="cannot be created"):
-        hold_lock(tmp_path / "none" / "lock", "it").__enter__()
-
-
-FULL = """
-import resource, sys
-from pathlib import Path
-from dross._io import hold_lock
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-hold_lock(Path(sys.argv[1]), "it").__enter__()
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the size of files cannot be limited there")
-def test_a_lock_that_cannot_be_written_leaves_no_file(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True
-    )
-    assert "DrossError" in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- Digests notice every change, and a sealed object its own ---
@@ -342,4 +207,4 @@ def test_a_sealed_object_notices_every_change_of_a_character():
                 if break_seal(json.loads(other)) is not None:
                     unnoticed.append(other)
     assert unnoticed == []
-    assert break_seal({"a": 1}) == {"a": 1}  # written by an earlier version
+    assert break_seal({"a": 1}) is None

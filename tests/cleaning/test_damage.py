@@ -162,7 +162,7 @@ def test_two_cannot_clean_into_one_folder(little):
         assert other.stdout is not None and other.stdout.readline() == "inside\n"
         before = contents(out)
         for options in ({}, {"overwrite": True}, {"repeats": 2}):
-            with pytest.raises(InvalidInput, match=rf"process {other.pid} on"):
+            with pytest.raises(InvalidInput, match="writing to the folder"):
                 clean(little, out=out, **options)
         assert contents(out) == before
     finally:
@@ -194,7 +194,7 @@ def test_what_a_killed_process_left_half_written_is_deleted(little, command):
     within = [little / "report.html", run / "retrace-00ab.safetensors", run / "manifest.json"]
     beside = [copy, copy.with_name("copy.csv-decisions.csv")]
     leave_temporary_files(*(beside if command == "export" else within))
-    theirs = [little / ".notes.txt.12.tmp", little.parent / ".other.csv.7000012340001.tmp"]
+    theirs = [little / ".notes.txt.12.tmp", little.parent / ".other.csv.0123abcd.tmp"]
     for path in theirs:
         path.write_text("of the user")
     if command == "clean":

@@ -26,7 +26,6 @@ from .memory import give_back, name_row, pixels_of
 from .modality import PreparedData
 from .project import Project
 from .project_files import MEND, is_written_by_dross
-from .registered import set_cleaned
 from .reopen import check_unchanged, compare_inputs, names_code, reopen_data
 from .tables import PARQUET, TABLES, RowEdits, copy_table
 
@@ -143,9 +142,6 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
             f"{project.folder} holds no valid record of how its data were given "
             f"({first_line(error)}). {MEND}"
         ) from error
-
-
-set_cleaned(copy_for_python)
 
 
 def _read_rows(source: Path, raw: bytes) -> Any:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from .._checks import check_count
 from .._io import staged_file, write_json
-from .._progress import progress_bar
+from .._progress import progress_bar, report
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
@@ -57,7 +57,6 @@ from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
 from .report import write_report
 from .task import read_learnable
-from .tracking import report_verdict
 from .training import ModelSpec, Recipe, train_many
 from .verdict import (
     ABSOLUTE_ERROR,
@@ -240,7 +239,7 @@ def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     taken = len(list(folder.glob(f"{stamp}*.json")))
     write_sealed(folder / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
-    report_verdict(verdict, len(project.verdicts()))
+    report(verdict.numbers, len(project.verdicts()))
     write_report(project)
     with suppress(DrossError):
         delete_written(project.folder, f"judging/{results.name}")

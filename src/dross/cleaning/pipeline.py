@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._progress import Overall, overall_progress
+from .._progress import Overall, overall_progress, report
 from ..engine.device import choose_device
 from ..errors import InvalidInput
 from .checked_labels import CheckedLabels, read_checked, settle_labels
@@ -24,7 +24,6 @@ from .model_choice import choose_backbone, count_trainings, find_recipe
 from .project import Project, check_answer, claimed_folder
 from .project_info import JobInfo, Options
 from .reopen import names_code
-from .tracking import report_plan
 from .user_code import source_digest
 from .write_project import write_project
 
@@ -262,7 +261,7 @@ class _Call:
                 self.say(checked.describe())
             with overall_progress("dross clean", _STAGES, show=self.progress) as stages:
                 project = _run_stages(job, checked, stages)
-            report_plan(project.recommended)
+            report(project.info.recommendation.numbers, 0)
             return check_answer(project, info)
 
 

@@ -404,6 +404,18 @@ class Recommendation:
         """The recommended plan; None: do nothing."""
         return next((plan for plan in self.plans if plan.name == self.recommended), None)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What is recommended, as `dross.on_progress` passes it on."""
+        if self.plan is None:
+            return {"clean/removed": 0.0, "clean/relabelled": 0.0}
+        counts = {
+            "clean/removed": float(len(self.plan.removed)),
+            "clean/relabelled": float(len(self.plan.relabelled)),
+        }
+        changes = {f"clean/{name}": figure.change for name, figure in self.plan.figures.items()}
+        return counts | changes
+
 
 def recommend(
     rows: Rows,

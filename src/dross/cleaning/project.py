@@ -19,7 +19,7 @@ report.html, scores.parquet, scores.csv
 checked.json          the labels that a person had checked when this was made
 checks.json           the labels that were drawn for a check, with their weights
 begun.json            what dross clean was asked for; without project.json it has not finished
-dross.lock            while dross clean works: its process and host
+dross.lock            while dross clean works
 
 project.json is written last. It has the digests of the tables and of why.json, and one of itself.
 """
@@ -61,7 +61,6 @@ from .project_files import (
     write_sealed,
 )
 from .project_info import JobInfo, ProjectInfo
-from .registered import copy_cleaned
 
 LABELS = "labels.parquet"
 TOKENS = "tokens.parquet"
@@ -333,7 +332,9 @@ class Project:
                 a function.
             InputChanged: the data have changed since `dross.clean`.
         """
-        return copy_cleaned(self, remove, relabel)
+        from .export import copy_for_python
+
+        return copy_for_python(self, remove, relabel)
 
     def check_files(self) -> None:
         """Read everything that project.json has a digest of.

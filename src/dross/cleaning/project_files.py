@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 from pyarrow import ArrowException
 
-from .._io import break_seal, digest_bytes, find_stale, seal, write_json
+from .._io import break_seal, delete_stale, digest_bytes, intended_name, seal, write_json
 from ..errors import CorruptFile, DrossError
 from .modality import Frame
 
@@ -51,7 +51,6 @@ _FOLDERS = re.compile(
     r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
-_TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed
 
 
 # --- their names ---
@@ -98,11 +97,11 @@ def delete_named(folder: Path, names: re.Pattern[str]) -> None:
 
 def delete_stale_files(folder: Path) -> None:
     """Delete temporary files in a project's folder that a killed process has left."""
-    for name in list(_walk(folder, "")):
-        path = folder / name
-        if find_stale(path) is not None and _WRITTEN.fullmatch(_without_temporary(name)):
-            with suppress(OSError):
-                path.unlink()
+    for place, _, _ in os.walk(folder):
+        under = Path(place).relative_to(folder)
+        delete_stale(
+            Path(place), lambda name, under=under: is_written_by_dross((under / name).as_posix())
+        )
 
 
 def set_decisions_aside(folder: Path) -> None:
@@ -121,20 +120,17 @@ def set_decisions_aside(folder: Path) -> None:
 
 def _walk(folder: Path, under: str) -> Iterator[str]:
     """Names of plain files, relative to the folder; links are neither named nor followed."""
-    for place, folders, files in os.walk(folder / under):
-        here = Path(place)
-        folders[:] = [name for name in folders if not (here / name).is_symlink()]
+    for place, _, files in os.walk(folder / under):
         for name in files:
-            if not (here / name).is_symlink():
-                yield (here / name).relative_to(folder).as_posix()
+            path = Path(place, name)
+            if not path.is_symlink():
+                yield path.relative_to(folder).as_posix()
 
 
 def _without_temporary(name: str) -> str:
     """The name of the file that a temporary one was going to be."""
-    place, _, last = name.rpartition("/")
-    found = _TEMPORARY.fullmatch(last)
-    last = found["name"] if found else last
-    return f"{place}/{last}" if place else last
+    path = PurePosixPath(name)
+    return path.with_name(intended_name(path.name) or path.name).as_posix()
 
 
 def _delete_empty_folders(folder: Path, under: str) -> None:

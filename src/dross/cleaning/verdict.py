@@ -129,6 +129,22 @@ class Verdict:
         """
         return asdict(self)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The figures of `metrics` by name, as `dross.on_progress` passes them on."""
+        sign = {IMPROVED: 1.0, WORSE: -1.0, INCONCLUSIVE: 0.0}[self.verdict]
+        numbers = {"verdict/improved": sign}
+        for name, metric in self.metrics.items():
+            numbers |= {
+                f"verdict/{name}/before": float(np.mean(metric.before)),
+                f"verdict/{name}/after": float(np.mean(metric.after)),
+                f"verdict/{name}/random": float(np.mean(metric.random)),
+                f"verdict/{name}/difference": metric.difference,
+                f"verdict/{name}/lowest": metric.interval[0],
+                f"verdict/{name}/highest": metric.interval[1],
+            }
+        return numbers
+
     def __repr__(self) -> str:
         return f"<Verdict: {self.verdict}. {self.sentence}>"
 

@@ -12,6 +12,7 @@ import pandas
 import torch
 
 from .._io import write_bytes, write_json
+from .._progress import report
 from .._text import say_bytes, say_duration
 from .._version import __version__
 from ..cleaning.chats import CHATS, ChatOptions
@@ -33,7 +34,6 @@ from ..cleaning.project import (
 )
 from ..cleaning.project_info import JobInfo, ProjectInfo
 from ..cleaning.scoring import rank, split_half_agreement
-from ..cleaning.tracking import report_plan
 from ..cleaning.write_project import write_tables
 from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
@@ -196,7 +196,7 @@ class _Job:
                 info,
                 seconds=time.monotonic() - started,
             )
-            report_plan(project.recommended)
+            report(project.info.recommendation.numbers, 0)
             return check_answer(project, info)
 
     def _score_and_compete(self, tuner: Tuner, info: JobInfo) -> tuple[ChatScores, Recommendation]:
