@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dross.data.batch import SplitAugment
-
 
 @dataclass(frozen=True)
-class ShiftAndFlip(SplitAugment):
+class ShiftAndFlip:
     """Shift each image at random and, if asked, mirror half of them. x: [B, C, H, W].
 
     Arguments:
@@ -25,24 +23,21 @@ class ShiftAndFlip(SplitAugment):
     flip: bool = False
     fill: float | tuple[float, ...] = 0.0
 
-    def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The random numbers of a batch: shifts down and right [2, B], and for mirroring [B]."""
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The images, moved by numbers from this generator."""
         options = {"generator": generator, "device": x.device}
-        by = torch.randint(0, 2 * self.pixels + 1, (2, len(x)), **options)
-        return (by, torch.rand(len(x), **options)) if self.flip else (by,)
-
-    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
-        """The images moved by the numbers that `draw` gave."""
-        by, *mirrored = drawn
+        down, right = torch.randint(0, 2 * self.pixels + 1, (2, len(x)), **options)
         if isinstance(self.fill, tuple):
             fill = _constant(self.fill, x.dtype, x.device)[None, :, None, None]
             padded = F.pad(x - fill, [self.pixels] * 4) + fill
         else:
             padded = F.pad(x, [self.pixels] * 4, value=self.fill)
         each, channel, row, column = (torch.arange(size, device=x.device) for size in x.shape)
-        rows, columns = by[0][:, None] + row, by[1][:, None] + column  # [B, H], [B, W]
-        if mirrored:
-            columns = torch.where((mirrored[0] < 0.5)[:, None], columns.flip(1), columns)
+        rows = down[:, None] + row  # [B, H]
+        columns = right[:, None] + column  # [B, W]
+        if self.flip:
+            mirrored = torch.rand(len(x), **options) < 0.5
+            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
         # Each axis has an index of its own, so that the result lies in memory as x does:
         # convolutions care.
         return padded[

@@ -140,14 +140,14 @@ def test_padded_dict_batches_against_finite_differences(tmp_path):
         np.testing.assert_allclose(-scores[j], slope, atol=1e-8 * np.abs(scores).max())
 
 
-def test_changed_items_are_named(tmp_path):
+def test_changed_items_are_refused(tmp_path):
     data = sentences(200)
     run = train_sentences(data, tmp_path / "t")
     changed = [dict(item) for item in data]
     j = int(BATCHES[2][0])
     changed[j]["labels"] = (changed[j]["labels"] + 1) % 3
     model, source = run.recording.objective.model, Collated(changed, pad, split)
-    with pytest.raises(InputChanged, match=f"Instance {j} has other inputs|another data set"):
+    with pytest.raises(InputChanged, match=r"gives other inputs or labels|another data set"):
         again = dross.load(tmp_path / "t", model, source, losses_of)
         again.influence(dross.mean_loss(Collated(data[:3], pad, split)))
 

@@ -1,6 +1,5 @@
 """What one forward pass sees, and which instances a step uses."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,26 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .pytree import map_pair
-from .seeds import make_generator, mix_seeds
 
+Pair = tuple[Any, Any]  # x and y
 Augment = Callable[[Any, torch.Generator], Any]
 MODEL_STREAM, AUGMENT_STREAM = 0, 1  # what a micro-batch's random numbers are for
-
-
-class SplitAugment(ABC):
-    """An augmentation in two parts: numbers drawn batch by batch, then applied together."""
-
-    @abstractmethod
-    def draw(self, x: Any, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The random numbers of a batch, an instance's numbers along the last axis."""
-
-    @abstractmethod
-    def apply(self, x: Any, drawn: tuple[Tensor, ...]) -> Any:
-        """The batch, or several batches one after the other, changed by these numbers."""
-
-    def __call__(self, x: Any, generator: torch.Generator) -> Any:
-        """The batch, augmented with numbers from this generator."""
-        return self.apply(x, self.draw(x, generator))
 
 
 @dataclass(frozen=True)
@@ -44,16 +27,14 @@ class MicroBatch:
     @property
     def weights(self) -> np.ndarray:
         """How much each loss counts in the gradient: float64 [B]."""
-        return self._equal_weights if self.coefficients is None else self.coefficients
-
-    @property
-    def _equal_weights(self) -> np.ndarray:
+        if self.coefficients is not None:
+            return self.coefficients
         return np.full(len(self.ids), 1 / len(self.ids))
 
     def simplify(self) -> "MicroBatch":
         """Without coefficients where they are 1/B each, which is what a tape assumes."""
-        equal = np.allclose(self.weights, self._equal_weights, rtol=1e-7, atol=0)
-        return MicroBatch(self.ids) if equal else self
+        equal = MicroBatch(self.ids)
+        return equal if np.allclose(self.weights, equal.weights, rtol=1e-7, atol=0) else self
 
 
 @dataclass(frozen=True)
@@ -81,13 +62,15 @@ class Batch:
         """A part of the batch, as if it were one."""
         if rows == slice(0, len(self.c)):
             return self
-        return Batch(*cut_rows((self.x, self.y), rows), self.c[rows], self.seed)
+        x, y = cut_rows((self.x, self.y), rows)
+        return Batch(x, y, self.c[rows], self.seed)
 
     def select(self, present: np.ndarray) -> "Batch":
         """The instances where `present` (bool [B]) is true. Their coefficients stay."""
         rows = torch.as_tensor(present, device=self.c.device)
         choose = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t
-        return Batch(*map_pair(choose, (self.x, self.y)), self.c[rows], self.seed)
+        x, y = map_pair(choose, (self.x, self.y))
+        return Batch(x, y, self.c[rows], self.seed)
 
     def to_tensors(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "Batch"], Hashable]:
         """Its tensors, a function that builds a batch from such tensors, and a key for its kind."""
@@ -109,37 +92,9 @@ class Batch:
         return []
 
 
-def cut_rows(pair: tuple[Any, Any], rows: slice) -> tuple[Any, Any]:
+def cut_rows(pair: Pair, rows: slice) -> Pair:
     """The same rows of every tensor of (x, y)."""
     return map_pair(lambda t: t[rows] if isinstance(t, Tensor) else t, pair)
-
-
-def make_batch(
-    x: Any,
-    y: Any,
-    micro: MicroBatch,
-    seed: int,
-    position: tuple[int, int],
-    augment: Augment | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Batch:
-    """A batch of data that came from outside, as `Instances.lazy_batches` would give it.
-
-    Arguments:
-        x: the inputs, on the device.
-        y: the labels, on the device.
-        micro: which instances they are, and how much each loss counts.
-        seed: the run's seed.
-        position: the number of the step, and the batch's place in it.
-        augment: the run's augmentation.
-        device: where the random numbers are drawn.
-        dtype: the model's type.
-    """
-    if augment is not None:
-        x = augment(x, make_generator(device, seed, *position, AUGMENT_STREAM))
-    c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
-    return Batch(x, y, c, mix_seeds(seed, *position, MODEL_STREAM))
 
 
 _MAX_BYTES_AT_ONCE = 128 << 20  # of the batches of several steps that are looked up together
@@ -150,7 +105,7 @@ class BatchSource:
 
     def __init__(
         self,
-        look_up: Callable[[Tensor], tuple[Any, Any]],
+        look_up: Callable[[Tensor], Pair],
         augment: Augment | None,
         device: torch.device,
         capturable: bool,
@@ -165,47 +120,38 @@ class BatchSource:
             capturable: whether looking up may happen inside a CUDA graph.
             nbytes: the size of one instance, where that is known.
         """
-        self.look_up, self.augment, self.device = look_up, augment, device
-        self.capturable, self.nbytes = capturable, nbytes
+        self.look_up = look_up
+        self.augment = augment
+        self.device = device
+        self.capturable = capturable
+        self.nbytes = nbytes
         self._generators: list[torch.Generator] = []
 
-    def load(self, ids: Tensor) -> tuple[Any, Any]:
-        """x and y of these ids, augmented."""
-        return self.apply_augment(self.look_up(ids))
-
-    def apply_augment(self, pair: tuple[Any, Any], place: int = 0) -> tuple[Any, Any]:
+    def apply_augment(self, pair: Pair, place: int = 0) -> Pair:
         """(x, y) with x augmented.
 
         place: of the step among several captured together; each has its own generator.
         """
+        if self.augment is None:
+            return pair
         x, y = pair
-        return (x if self.augment is None else self.augment(x, self.generator(place))), y
+        return self.augment(x, self.generator(place)), y
 
-    def load_many(self, ids: Tensor) -> list[tuple[Any, Any]]:
-        """The batches of several steps, ids [steps, B], looked up and augmented together."""
+    def load_many(self, ids: Tensor) -> list[Pair]:
+        """The batches of several steps, ids [steps, B], looked up together."""
         steps, size = ids.shape
         if ids.numel() * self.nbytes > _MAX_BYTES_AT_ONCE:
-            return [self.apply_augment(self.look_up(row), k) for k, row in enumerate(ids)]
-        split = lambda pair: [cut_rows(pair, slice(k * size, (k + 1) * size)) for k in range(steps)]
-        together = self.look_up(ids.reshape(-1))
-        batches = split(together)
-        if not _is_split(self.augment):
-            return [self.apply_augment(pair, place) for place, pair in enumerate(batches)]
-        assert isinstance(self.augment, SplitAugment)
-        drawn = [self.augment.draw(x, self.generator(k)) for k, (x, _) in enumerate(batches)]
-        numbers = tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn))
-        return split((self.augment.apply(together[0], numbers), together[1]))
+            pairs = (self.look_up(row) for row in ids)
+        else:
+            together = self.look_up(ids.reshape(-1))
+            pairs = (cut_rows(together, slice(k * size, (k + 1) * size)) for k in range(steps))
+        return [self.apply_augment(pair, place) for place, pair in enumerate(pairs)]
 
     def generator(self, place: int = 0) -> torch.Generator:
         """The generator that the augmentation of the step at this place draws from."""
         while len(self._generators) <= place:
             self._generators.append(torch.Generator(self.device))
         return self._generators[place]
-
-
-def _is_split(augment: Augment | None) -> bool:
-    """Whether it is no more than draw and apply: a subclass may have changed what a call does."""
-    return isinstance(augment, SplitAugment) and type(augment).__call__ is SplitAugment.__call__
 
 
 @dataclass(frozen=True)
@@ -218,7 +164,7 @@ class LazyBatch:
     seed: int  # of everything random inside the model
     augment_seed: int
     kept: slice | None = None  # the rows that are left after augmenting all of it
-    fetch: Callable[[], tuple[Any, Any]] | None = None  # gives (x, y), looked up ahead of time
+    fetch: Callable[[], Pair] | None = None  # gives (x, y), looked up ahead of time
 
     def load(self) -> Batch:
         """Look it up and augment it."""
@@ -226,9 +172,11 @@ class LazyBatch:
         return self._build(self.ids, self.c)
 
     def _build(self, ids: Tensor, c: Tensor) -> Batch:
-        source = self.source
-        pair = source.load(ids) if self.fetch is None else source.apply_augment(self.fetch())
-        return Batch(*(pair if self.kept is None else cut_rows(pair, self.kept)), c, self.seed)
+        pair = self.source.look_up(ids) if self.fetch is None else self.fetch()
+        x, y = self.source.apply_augment(pair)
+        if self.kept is not None:
+            x, y = cut_rows((x, y), self.kept)
+        return Batch(x, y, c, self.seed)
 
     def scaled(self, factor: float) -> "LazyBatch":
         """The batch with its losses counting `factor` times as much."""
@@ -286,7 +234,10 @@ class LazyBatches:
         def build(tensors: Sequence[Tensor]) -> list[Batch]:
             ids, c = tensors
             pairs = source.load_many(ids)
-            return [Batch(*pair, c[k], self.batches[k].seed) for k, pair in enumerate(pairs)]
+            return [
+                Batch(x, y, weights, batch.seed)
+                for (x, y), weights, batch in zip(pairs, c, self.batches)
+            ]
 
         ids = torch.stack([batch.ids for batch in self.batches])
         c = torch.stack([batch.c for batch in self.batches])
@@ -304,9 +255,7 @@ class LazyBatches:
 
 AnyBatch = Batch | LazyBatch
 
-
 _BATCHES_AHEAD = 2
-Pair = tuple[Any, Any]
 
 
 class Prefetcher:
@@ -323,7 +272,10 @@ class Prefetcher:
         device: torch.device,
         reader: ThreadPoolExecutor,
     ):
-        self._look_up, self._ids, self._device, self._reader = look_up, ids, device, reader
+        self._look_up = look_up
+        self._ids = ids
+        self._device = device
+        self._reader = reader
         self._jobs: dict[int, Future] = {}
         self._last = -1
 

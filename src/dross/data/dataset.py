@@ -20,6 +20,7 @@ from .batch import (
     BatchSource,
     LazyBatch,
     MicroBatch,
+    Pair,
     Prefetcher,
 )
 from .fingerprint import to_bytes
@@ -48,7 +49,9 @@ class Instances:
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
         """
-        self.device, self.dtype, self.memory = device, dtype, memory
+        self.device = device
+        self.dtype = dtype
+        self.memory = memory
         self.source = source = as_map_style(source)
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
@@ -63,11 +66,12 @@ class Instances:
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
 
-    def _read_if_small(self) -> tuple[Any, Any] | None:
+    def _read_if_small(self) -> Pair | None:
         first = self._collate([0])
-        _check_leaves(first, "Instance 0 of the data set")
+        _check_leaves(first)
         if isinstance(self.source, Collated):
-            return self.source.check_repeatable([0])
+            self.source.check_repeatable()
+            return None
         if not _are_same(first, self._collate([0])):
             raise InvalidInput(
                 "Instance 0 of the data set looks different each time it is read. Take random "
@@ -81,17 +85,14 @@ class Instances:
         """How many instances there are."""
         return self.count
 
-    def __getitem__(self, ids: np.ndarray) -> tuple[Any, Any]:
+    def __getitem__(self, ids: np.ndarray) -> Pair:
         """x and y of the given ids, on the device, floating point in the model's type."""
         return self._look_up(torch.as_tensor(np.asarray(ids)))
 
-    def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
+    def _look_up(self, ids: Tensor) -> Pair:
         if self.stored:
             return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
         return self._move(self._collate(ids.tolist()))
-
-    def _convert(self, t: Any) -> Any:
-        return move_to(t, t.device, self.dtype) if isinstance(t, Tensor) else t
 
     def lazy_batches(
         self,
@@ -109,48 +110,56 @@ class Instances:
             seed: the run's seed.
             augment: the run's augmentation.
         """
-        micros = [micro for step in steps for micro in step]
+        sizes = [len(micro.ids) for step in steps for micro in step]
         empty = np.zeros(0, dtype=np.int64)
-        together = torch.from_numpy(np.concatenate([empty, *(micro.ids for micro in micros)]))
-        ids = self._move_ids(together).split([len(micro.ids) for micro in micros])
+        together = np.concatenate([empty, *(micro.ids for step in steps for micro in step)])
+        all_ids = torch.from_numpy(together)
+        if self.stored:
+            all_ids = all_ids.to(tree_leaves(self.stored)[0].device)
+        ids = all_ids.split(sizes)
         fetches = self._fetch_ahead(ids) if self._is_sent_batch_by_batch() else [None] * len(ids)
-        source, coming = self._source(augment), zip(ids, fetches)
-
-        def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
-            ids, fetch = next(coming)
-            model_seed = mix_seeds(seed, t, k, MODEL_STREAM)
-            augment_seed = mix_seeds(seed, t, k, AUGMENT_STREAM)
-            weights = self._weights(micro)
-            return LazyBatch(source, ids, weights, model_seed, augment_seed, fetch=fetch)
-
-        return [
-            [build(t, k, micro) for k, micro in enumerate(step)]
-            for t, step in enumerate(steps, start=first)
-        ]
+        coming = zip(ids, fetches)
+        source = self._source(augment)
+        batches: list[list[LazyBatch]] = []
+        for t, step in enumerate(steps, start=first):
+            batches.append([])
+            for k, micro in enumerate(step):
+                own_ids, fetch = next(coming)
+                batch = LazyBatch(
+                    source,
+                    own_ids,
+                    self._weights(micro),
+                    seed=mix_seeds(seed, t, k, MODEL_STREAM),
+                    augment_seed=mix_seeds(seed, t, k, AUGMENT_STREAM),
+                    fetch=fetch,
+                )
+                batches[-1].append(batch)
+        return batches
 
     def _source(self, augment: Augment | None) -> BatchSource:
         if id(augment) not in self._sources:
             held = sum(t.nbytes for t in tree_leaves(self.stored)) if self.stored else 0
-            nbytes, capturable = held // self.count, self._is_on_device()
-            source = BatchSource(self._look_up, augment, self.device, capturable, nbytes)
-            self._sources[id(augment)] = source
+            self._sources[id(augment)] = BatchSource(
+                self._look_up,
+                augment,
+                self.device,
+                capturable=self._is_on_device(),
+                nbytes=held // self.count,
+            )
         return self._sources[id(augment)]
 
     def _is_sent_batch_by_batch(self) -> bool:
         """Whether batches are looked up in the host's memory and sent to the device."""
         return self.device.type == "cuda" and self.stored is not None and not self._is_on_device()
 
-    def _fetch_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], tuple[Any, Any]]]:
+    def _fetch_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], Pair]]:
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "dross-reader")
-        assert self.stored is not None
         stored = self.stored
+        assert stored is not None
         look_up = lambda ids: map_pair(lambda t: t[ids], stored)
         ahead = Prefetcher(look_up, ids, self.device, self._reader)
         return [lambda place=place: self._move(ahead(place)) for place in range(len(ids))]
-
-    def _move_ids(self, ids: Tensor) -> Tensor:
-        return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
@@ -169,39 +178,34 @@ class Instances:
     def fingerprint(self, kind: str) -> str:
         """A digest of EVERYTHING or of a SAMPLE of 64 instances, which tells data sets apart."""
         digest = hashlib.sha256(str(self.count).encode())
-        if isinstance(self.source, Collated):
-            items = self.source.fetch(self._sample().tolist())
-            return hashlib.sha256(digest.digest() + hash_items(items).tobytes()).hexdigest()
-        for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
-            digest.update(to_bytes(self._convert(rows)))
+        sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
+        if isinstance(self.source, Collated):  # before padding, which differs between batches
+            for item in self.source.fetch(sample.tolist()):
+                _update(digest, item)
+            return digest.hexdigest()
+        for rows in self._rows_of_all() if kind == EVERYTHING else tree_leaves(self[sample]):
+            digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
         return digest.hexdigest()
-
-    def _sample(self) -> np.ndarray:
-        return np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
-
-    def _rows_of_sample(self) -> list[Tensor]:
-        return tree_leaves(self[self._sample()])
 
     def _rows_of_all(self) -> Iterator[Tensor]:
         """One leaf after the other, part by part: it may lie on a disk."""
-        first = tree_leaves(self[np.arange(1)])
-        for k, leaf in enumerate(tree_leaves(self.stored) if self.stored else first):
+        for k, leaf in enumerate(tree_leaves(self.stored or self[np.arange(1)])):
             size = max(1, _BYTES_READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
-            if self.stored:
-                yield from leaf.split(size)
-                continue
             for start in range(0, self.count, size):
-                ids = np.arange(start, min(start + size, self.count))
-                yield tree_leaves(self[ids])[k]
+                stop = min(start + size, self.count)
+                if self.stored:
+                    yield leaf[start:stop]
+                else:
+                    yield tree_leaves(self[np.arange(start, stop)])[k]
 
     def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
         """The ids as int64 [n], or an error that calls them `what`."""
         return check_ids(ids, self.count, what)
 
-    def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
+    def _collate(self, ids: Sequence[int]) -> Pair:
         if isinstance(self.source, Collated):
             return self.source.collate(ids)
-        items = [self._get(i) for i in ids]
+        items = [_get(self.source, i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
             raise InvalidInput(
@@ -216,16 +220,7 @@ class Instances:
             ) from error
         return x, y
 
-    def _get(self, i: int) -> Any:
-        try:
-            return self.source[i]
-        except (LookupError, TypeError) as error:
-            raise InvalidInput(
-                f"The data set of {self.count} instances does not give instance {i} "
-                f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
-            ) from error
-
-    def _move(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    def _move(self, batch: Pair) -> Pair:
         return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)
 
     def _is_on_device(self) -> bool:
@@ -250,20 +245,31 @@ class Instances:
         return size <= self._max_bytes_held
 
 
-def _check_leaves(pair: Any, what: str) -> None:
+def _get(source: Any, i: int) -> Any:
+    try:
+        return source[i]
+    except (LookupError, TypeError) as error:
+        raise InvalidInput(
+            f"The data set of {len(source)} instances does not give instance {i} "
+            f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
+        ) from error
+
+
+def _check_leaves(pair: Pair) -> None:
     """Refuse what a model or a loss cannot compute with."""
     for part, name in zip(pair, ("x", "y")):
         for leaf in tree_leaves(part):
             if not isinstance(leaf, Tensor):
                 raise InvalidInput(
-                    f"{what} has {leaf!r}, a {type(leaf).__name__}, in its {name}: dross computes "
-                    "with numbers. Turn texts into numbers first: a class becomes its index."
+                    f"Instance 0 of the data set has {leaf!r}, a {type(leaf).__name__}, in its "
+                    f"{name}: dross computes with numbers. Turn texts into numbers first: a class becomes its index."
                 )
 
 
 def _are_same(one: Any, other: Any) -> bool:
+    """Whether all tensors are the same, as far as they are numbers."""
     return all(
-        torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        torch.equal(a.nan_to_num(), b.nan_to_num()) if isinstance(a, Tensor) else bool(a == b)
         for a, b in zip(tree_leaves(one), tree_leaves(other))
     )
 
@@ -305,7 +311,7 @@ def _length(source: Any) -> int:
         ) from None
 
 
-def _as_tensors(source: Any) -> tuple[Any, Any] | None:
+def _as_tensors(source: Any) -> Pair | None:
     """(X, Y) if the source is such a pair, without copying it."""
     if isinstance(source, torch.utils.data.TensorDataset) and len(source.tensors) == 2:
         source = source.tensors
@@ -368,14 +374,11 @@ class indexed(Dataset):  # lower case, as it is used like a function: dross.data
         return (index, *self.dataset[index])
 
 
-Pair = tuple[Any, Any]
-
-
 class ModelKwargs(dict):
     """A batch that a model takes as keyword arguments: model(**x)."""
 
 
-def _name_values(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+def _name_values(x: Any) -> tuple[list[Pair], Any]:
     return [(MappingKey(name), value) for name, value in x.items()], list(x)
 
 
@@ -416,30 +419,17 @@ class Collated:
         item = self.dataset[int(i)]
         return dict(item) if isinstance(item, Mapping) else item
 
-    def items(self, ids: Iterable[int]) -> list[Any]:
+    def fetch(self, ids: Iterable[int]) -> list[Any]:
         """These items."""
-        return [self[i] for i in ids]
+        return [_get(self, i) for i in ids]
 
-    def collate(self, ids: Sequence[int]) -> Pair:
+    def collate(self, ids: Iterable[int]) -> Pair:
         """x and y of these instances, as one batch.
 
         Raises:
             InvalidInput: where an item does not exist, or the collator fails.
         """
-        return self.collate_items(self.fetch(ids))
-
-    def fetch(self, ids: Sequence[int]) -> list[Any]:
-        """These items, or an error that says which one is missing."""
-        try:
-            return self.items(ids)
-        except (LookupError, TypeError) as error:
-            raise InvalidInput(
-                f"The data set of {len(self)} instances does not give all of {list(ids)!r:.60} "
-                f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
-            ) from error
-
-    def collate_items(self, items: list[Any]) -> Pair:
-        """x and y of these items, as one batch."""
+        items = self.fetch(ids)
         try:
             batch = self.collate_fn(items)
         except Exception as error:  # the collator is the user's code
@@ -448,23 +438,27 @@ class Collated:
             ) from error
         return self.split(batch)
 
-    def check_repeatable(self, ids: Sequence[int]) -> None:
+    def check_repeatable(self) -> None:
         """Refuse data that look different the second time.
 
         Raises:
             NotSupported: it says whether the data set or the collator draws random numbers.
         """
-        one, other = self.items(ids), self.items(ids)
-        if not np.array_equal(hash_items(one), hash_items(other)):
+        digests = set()
+        for _ in range(2):
+            digest = hashlib.sha256()
+            _update(digest, self[0])
+            digests.add(digest.digest())
+        if len(digests) > 1:
             raise NotSupported(
                 "An instance of the data set looks different each time it is read, so the run "
                 "could not be replayed. Take random transforms out of the data set, or draw them "
                 "once and store the result."
             )
-        pairs = zip(*(tree_leaves(self.collate_items(items)) for items in (one, other)))
-        if not all(_same(a, b) for a, b in pairs):
+        if not _are_same(self.collate([0]), self.collate([0])):
+            name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
             raise NotSupported(
-                f"The collator ({_name(self.collate_fn)}) makes a different batch from the same "
+                f"The collator ({name}) makes a different batch from the same "
                 "instances the second time (random masking?), so the run could not be replayed. "
                 "Mask the data once, before training, and use a collator that only pads."
             )
@@ -477,26 +471,6 @@ def _split_pair(batch: Any) -> Pair:
             "Say how to take it apart: split=lambda batch: (x, y)."
         )
     return batch[0], batch[1]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
-    return bool(one == other)
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def hash_items(items: list[Any]) -> np.ndarray:
-    """A 64-bit hash of each item, whatever it is made of, without padding: int64 [B]."""
-    digests = []
-    for item in items:
-        digest = hashlib.blake2b(digest_size=8)
-        _update(digest, item)
-        digests.append(digest.digest())
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
 
 def _update(digest: Any, value: Any) -> None:
@@ -532,7 +506,7 @@ class DictPairs:
         """How many instances there are."""
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> Pair:
         """(x, y)."""
         return split_columns(self.dataset[index])
 
@@ -563,7 +537,7 @@ def _gives_dicts(source: Any) -> bool:
         return False
 
 
-def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
+def split_columns(row: Mapping[str, Any]) -> Pair:
     """x and y of a dict: y is the one column that is named like a label, x all others."""
     columns = {name: value for name, value in row.items() if not str(name).startswith("__")}
     labels = [name for name in _LABELS if name in columns]

@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from .._checks import check_folder, check_function, check_number, check_whole
-from ..data.batch import Augment, Batch, MicroBatch, make_batch
+from ..data.batch import AUGMENT_STREAM, MODEL_STREAM, Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, move_to
+from ..data.seeds import make_generator, mix_seeds
 from ..distributed import ddp
 from ..distributed import fsdp as fsdp
 from ..engine.inspect import (
@@ -298,17 +299,11 @@ class Recorder:
             )
         if instances is not None and self._tape.opened is None:
             check_first_batch(instances, ids, x, y)
-        batch = make_batch(
-            x,
-            y,
-            MicroBatch(ids),
-            seed=loop.seed,
-            position=self._watch.position,
-            augment=loop.augment,
-            device=loop.device,
-            dtype=loop.dtype,
-        )
-        return batch, ids
+        step, place = self._watch.position
+        if loop.augment is not None:
+            x = loop.augment(x, make_generator(loop.device, loop.seed, step, place, AUGMENT_STREAM))
+        c = self._watch.weights_on_device(MicroBatch(ids))
+        return Batch(x, y, c, seed=mix_seeds(loop.seed, step, place, MODEL_STREAM)), ids
 
     def save(self) -> None:
         """Write every step so far to the disk, and begin a new segment with the next one.

@@ -375,7 +375,7 @@ class StepWatch:
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]
         pairs = zip(micros, self._pending)
-        batches = [replace(batch, c=self._weights(micro)) for micro, (_, batch) in pairs]
+        batches = [replace(batch, c=self.weights_on_device(micro)) for micro, (_, batch) in pairs]
         g = self.gradients.flat(live.layout)
         after = live.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
@@ -444,7 +444,8 @@ class StepWatch:
         self._rehearsed = t if due else self._rehearsed
         return due
 
-    def _weights(self, micro: MicroBatch) -> Tensor:
+    def weights_on_device(self, micro: MicroBatch) -> Tensor:
+        """How much each loss counts, in a type that holds 1/B well enough: [B]."""
         dtype = torch.promote_types(self.loop.dtype, torch.float32)
         return torch.as_tensor(micro.weights, dtype=dtype, device=self.loop.device)
 

@@ -95,11 +95,11 @@ class _Tokens(Collated):
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def items(self, ids: Iterable[int]) -> list[Any]:
+    def fetch(self, ids: Iterable[int]) -> list[Any]:
         """The examples whose first tokens are among the ids, in this order."""
         ids = np.asarray(list(ids))
         examples = np.searchsorted(self.starts, ids, side="right") - 1
-        return super().items(examples[ids == self.starts[examples]])
+        return super().fetch(examples[ids == self.starts[examples]])
 
 
 class _TokenTape(Tape):
