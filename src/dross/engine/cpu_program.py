@@ -6,6 +6,10 @@ every time. So the operations are written down once, in order, and called direct
 results are the same to the last bit, which is checked on other inputs before a program is trusted.
 A model that looks at its values to decide what to do cannot be written down and runs as before.
 `DROSS_PROGRAMS=0` switches this off.
+
+torch's make_fx writes down the same operations. Its graphs, with the same quick functions, took 6 to
+30 % longer to run and 10 to 25 times longer to write (training and reverse steps of three small
+networks, torch 2.13 on one thread: 66 instead of 51 us, 69 instead of 3 ms for the smallest).
 """
 
 import os
@@ -38,7 +42,8 @@ class Programs:
 
     def forget(self) -> None:
         """Drop all programs; passes are written down again."""
-        self._calls, self._written = {}, {}
+        self._calls = {}
+        self._written = {}
 
     def are_available(self, tensor: Tensor) -> bool:
         """Whether a pass over tensors on this one's device may become a program."""
@@ -80,7 +85,9 @@ class _Program:
     """A pass as straight code. Trusted once it has given the same bits on other inputs."""
 
     def __init__(self, steps: Callable[..., list[Tensor]], form: tuple):
-        self.steps, self.form, self.trusted = steps, form, False
+        self.steps = steps
+        self.form = form
+        self.trusted = False
 
     def __call__(self, inputs: list[Tensor]) -> tuple:
         with torch.no_grad():
@@ -173,8 +180,14 @@ class _Notes(TorchDispatchMode):
         given += [f"{key}={self._as_text(value, uses)}" for key, value in kwargs.items()]
         several = isinstance(result, (tuple, list))
         results = [self._name_result(t) for t in (result if several else [result])]
-        function, mutates = self._name_constant("f", func), func._schema.is_mutable
-        line = _Line(results, several, function, ", ".join(given), uses, mutates)
+        line = _Line(
+            results,
+            unpacked=several,
+            function=self._name_constant("f", func),
+            arguments=", ".join(given),
+            uses=uses,
+            mutates=func._schema.is_mutable,
+        )
         self.lines.append(line)
         if func is _aten.t.default:
             self.transposed[results[0]] = given[0]
@@ -240,7 +253,8 @@ class _Notes(TorchDispatchMode):
 
     def as_function(self, outputs: list[str]) -> Callable[..., list[Tensor]]:
         """The lines that lead to these results; each tensor is deleted after its last use."""
-        wanted, kept = set(outputs), []
+        wanted = set(outputs)
+        kept = []
         for line in reversed(self.lines):
             if line.mutates or wanted & set(line.results):
                 spent = [name for name in {*line.uses, *line.results} - wanted if name[0] in "av"]

@@ -190,14 +190,16 @@ class _Graph:
     def __init__(self, function: Callable, inputs: list[Tensor], batch: GraphBatch, pool: Any):
         contiguous = torch.contiguous_format
         self.inputs = [t.detach().clone(memory_format=contiguous) for t in inputs]
-        self.graph, self.trusted = torch.cuda.CUDAGraph(), False
+        self.graph = torch.cuda.CUDAGraph()
+        self.trusted = False
         for generator in batch.generators():
             self.graph.register_generator_state(generator)
         batch.seed_augmentation()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             outputs, self.form = flatten(function(*self.inputs))
             self.outputs = [t.detach() for t in outputs]
-        self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
+        self.copies_in = _by_type(self.inputs)
+        self.copies_out = _by_type(self.outputs)
 
     def compare(self, wanted: list[Tensor], inputs: list[Tensor], batch: GraphBatch) -> bool:
         """Whether a replay gives what is wanted; then the graph is trusted."""
