@@ -85,3 +85,21 @@ def test_a_hostile_cell_stays_text_in_the_report(tmp_path):
     dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
     report = (tmp_path / "run" / "report.html").read_text()
     assert hostile not in report and "&lt;img src=x" in report and "<b>name" not in report
+
+
+def test_a_project_judges_and_exports_itself(little):
+    project = Project.open(little)
+    verdict = project.judge(remove=3, seeds=2, quick=True, progress=False)
+    again = dross.judge(project, remove=3, seeds=2, quick=True, progress=False)
+    assert again.metrics == verdict.metrics and len(project.verdicts()) == 2
+    done = project.export(little.parent / "copy.csv", remove=3)
+    other = dross.export(project, little.parent / "other.csv", remove=3)
+    assert done.cleaned.read_bytes() == other.cleaned.read_bytes() and done.removed == 3
+
+
+def test_a_project_serves_its_page(little, monkeypatch):
+    served = []
+    monkeypatch.setattr("dross.review.server.serve", lambda *args, **options: served.append(args))
+    project = Project.open(little)
+    project.review()
+    assert served == [(project,)]

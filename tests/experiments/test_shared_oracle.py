@@ -48,7 +48,9 @@ def test_cell(shared_oracle, tmp_path, cell):
     for k, parameter in enumerate(model.parameters()):
         assert_close(parameter.detach().numpy(), known[f"f64_final_{k}"])
     assert_close(run.influence(query).values, known["f64_infl_sgd"])
-    assert_close(dross.estimators.WithoutHessian().score(run, query).values, known["f64_infl_nohess"])
+    assert_close(
+        dross.estimators.WithoutHessian().score(run, query).values, known["f64_infl_nohess"]
+    )
     solver = dross.estimators.MomentumSGD(100, 0.01, 0.9)
     damping = alpha if cell.endswith("logreg") else 1.0
     published = dross.estimators.InfluenceFunction(solver, damping)

@@ -51,8 +51,8 @@ class Exported:
 
 
 def export(
-    folder: str | Path,
-    to: str | Path,
+    folder: str | os.PathLike,
+    to: str | os.PathLike,
     *,
     remove: int | None = None,
     relabel: int | None = None,
@@ -65,7 +65,7 @@ def export(
     plan. Rows of the validation and test parts stay as they are.
 
     Arguments:
-        folder: a folder that `dross.clean` made.
+        folder: a project, or the folder that `dross.clean` made.
         to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures; for chats
             a file in the input's format, whose rows are kept byte for byte where possible.
         remove: instead, leave out the N most harmful instances.

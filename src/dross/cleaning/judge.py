@@ -89,7 +89,7 @@ _ABOVE = "dross.finetune.trials"  # judges chats, in a layer above this one
 
 
 def judge(
-    folder: str | Path,
+    folder: str | os.PathLike,
     *,
     remove: int | None = None,
     relabel: int | None = None,
@@ -113,7 +113,7 @@ def judge(
     that was stopped, call it again.
 
     Arguments:
-        folder: a folder that `dross.clean` made.
+        folder: a project, or the folder that `dross.clean` made.
         remove: judge the removal of the N most harmful instances.
         relabel: judge giving the N most probably mislabelled the label that the models predict.
         decisions: judge what was decided on the page, and nothing else.

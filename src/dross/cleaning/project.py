@@ -24,13 +24,14 @@ dross.lock            while dross clean works
 project.json is written last. It has the digests of the tables and of why.json, and one of itself.
 """
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._figures import open_axes
 from .._io import hold_lock, make_folder
@@ -62,8 +63,13 @@ from .project_files import (
 )
 from .project_info import JobInfo, ProjectInfo
 
+if TYPE_CHECKING:
+    from .export import Exported
+    from .verdict import Verdict
+
 LABELS = "labels.parquet"
 TOKENS = "tokens.parquet"
+_PAGE = "dross.review.server"  # in a layer above this one
 _FOR_PEOPLE = ("report.html", "scores.csv", "scores.parquet")
 DIGESTED = (
     "instances.parquet",
@@ -79,11 +85,14 @@ DIGESTED = (
 class Project:
     """Everything that `dross clean` found, read from its folder when it is asked for.
 
-    Make one with `dross.clean` or `Project.open`.
+    Make one with `dross.clean` or `Project.open`. Functions that take the folder of a project take
+    the project as well.
 
     Example:
         project = dross.Project.open("runs/people")
         worst = project.instances.sort_values("harm_rank").head(20)
+        print(project.recommended, project.judge().sentence)
+        project.export("people-cleaned.csv")
     """
 
     folder: Path
@@ -107,6 +116,9 @@ class Project:
         if not (folder / INFO).is_file():
             raise CorruptFile(explain_missing(folder))
         return Project(folder, read_sealed(folder / INFO, ProjectInfo))
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @property
     def request(self) -> Request:
@@ -309,6 +321,36 @@ class Project:
         first = list_measures(self.plans)[:1]
         draw_plans([ax] * len(first), self.info.recommendation, first)
         return ax
+
+    def judge(self, **options: Any) -> "Verdict":
+        """Retrain with and without the edits, and compare: `dross.judge` with this project.
+
+        Arguments, Returns, Raises: as `dross.judge`.
+        """
+        from .judge import judge
+
+        return judge(self, **options)
+
+    def export(self, to: str | os.PathLike, **options: Any) -> "Exported":
+        """Write a cleaned copy of the input: `dross.export` with this project.
+
+        Arguments, Returns, Raises: as `dross.export`.
+        """
+        from .export import export
+
+        return export(self, to, **options)
+
+    def review(self, **options: Any) -> None:
+        """Serve the page on which people decide, until Ctrl-C: `dross review` with this project.
+
+        Arguments:
+            options: `port`, `host`, `open_browser` and `trust_code`, as `dross review` takes them.
+
+        Raises:
+            InvalidInput: the port is taken.
+            InputChanged: code of `trust_code` has changed since `dross.clean`.
+        """
+        importlib.import_module(_PAGE).serve(self, **options)
 
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
         """The data without the removed instances and with the corrected labels, for Python.

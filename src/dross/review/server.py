@@ -230,7 +230,7 @@ def serve(
     """Serve the review page of a project folder until Ctrl-C.
 
     Arguments:
-        folder: What `dross clean` made.
+        folder: A project, or the folder that `dross clean` made.
         port: Where to listen; by default a free port.
         host: The address to listen on; by default only this machine can reach it.
         open_browser: Whether to open the page when it is ready.
@@ -251,7 +251,7 @@ def serve(
         addresses = _addresses(host, listener)
         listed = "\n    ".join(f"{address}?token={keys.token}" for address in addresses)
         print(
-            f"Reviewing {project.info['name']} at\n\n    {listed}\n\n"
+            f"Reviewing {project.info.name} at\n\n    {listed}\n\n"
             "Every decision is saved at once. Stop with Ctrl-C.",
             flush=True,
         )
