@@ -56,8 +56,6 @@ class RecordingMixin:
         overwrite: bool = False,
         **kwargs: Any,
     ):
-        settings = next((a for a in (*args, *kwargs.values()) if hasattr(a, "output_dir")), None)
-        _check_settings(settings)
         self.recorder: Recorder | None = None
         self._dross = {"path": path, "keep": keep, "overwrite": overwrite}
         self._shares = Shares()
@@ -245,9 +243,8 @@ class _Listener(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model, the optimizer and a checkpoint's state are there; no step is taken yet."""
-        trainer, settings = self.trainer, self.trainer._dross
-        _check_settings(trainer.args)
-        source = trainer._collated(trainer.train_dataset)
+        trainer = self.trainer
+        settings = trainer._dross
         if resumes := state.global_step > 0:
             rewind(settings["path"], state.global_step)
         trainer._shares = Shares()
@@ -257,7 +254,7 @@ class _Listener(TrainerCallback):
             trainer.optimizer,
             path=settings["path"],
             keep=settings["keep"],
-            data=source,
+            data=trainer._collated(trainer.train_dataset),
             seed=trainer.args.seed,
             overwrite=settings["overwrite"] and not resumes,
             resume=resumes,
@@ -283,22 +280,20 @@ class _Listener(TrainerCallback):
 
 def _check_settings(args: Any) -> None:
     """Refuse what cannot be recorded, before an hour of training is lost."""
-    if args is None:
-        return
     if getattr(args, "packing", False) or getattr(args, "padding_free", False):
         raise packing_refused("The trainer puts several examples into one row")
-    if getattr(args, "n_gpu", 1) > 1:
+    if args.n_gpu > 1:
         raise NotSupported(
             f"Trainer would spread each batch over {args.n_gpu} GPUs with DataParallel, which "
             "cannot be recorded. Let it see one GPU: CUDA_VISIBLE_DEVICES=0."
         )
-    if getattr(args, "world_size", 1) > 1:
+    if args.world_size > 1:
         raise NotSupported(
             f"This Trainer runs on {args.world_size} processes; dross records one. Start one "
             "process, or write the loop with dross.Recorder, which follows "
             "DistributedDataParallel."
         )
-    if getattr(args, "neftune_noise_alpha", None) is not None:
+    if args.neftune_noise_alpha is not None:
         raise NotSupported(
             "neftune_noise_alpha adds noise that Trainer takes out of the model after training, "
             "so the run could not be replayed. Train without it."
