@@ -1,4 +1,4 @@
-"""The engine with torch, numpy, safetensors and msgspec alone: record, retrace, keep scores.
+"""The engine with torch, numpy, safetensors, msgspec and filelock alone: record and retrace.
 
 `make package` runs it where nothing else is installed. With --block everything else that dross
 could import is hidden, so that the tests can run it in an environment that has more.

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ("torch", "numpy", "safetensors", "msgspec")
+ENGINE = ("torch", "numpy", "safetensors", "msgspec", "filelock")
 CONSTRAINTS = ("--constraint", str(ROOT / "constraints.txt"))
 
 
