@@ -34,7 +34,7 @@ def test_the_training_goes_on_while_a_segment_is_written(tmp_path, monkeypatch):
 
     def tell(self, *given):
         add(self, *given)
-        if self.next > 4:
+        if self.next_step > 4:
             added.set()
 
     monkeypatch.setattr(os, "replace", wait_for_a_step)
@@ -75,7 +75,7 @@ def test_every_segment_is_named_at_the_next_step(tmp_path, monkeypatch):
         if self._writing is not None:
             self._writing.result(timeout=20)
         make_room(self, *given)
-        seen.append(self.next - self.manifest.steps)
+        seen.append(self.next_step - self.manifest.steps)
 
     monkeypatch.setattr(writer.TapeWriter, "make_room", look)
     train(p, tmp_path / "t", keep=KEEP)

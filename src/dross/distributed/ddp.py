@@ -105,7 +105,7 @@ class NoTape:
     """Stands in for the TapeWriter where the first rank writes: counts steps and writes none."""
 
     def __init__(self, steps: int):
-        self.first = self.next = steps
+        self.segment_start = self.next_step = steps
 
     def wants_state(self) -> bool:
         """True: a step that opens a segment is rehearsed from its state.
@@ -124,15 +124,15 @@ class NoTape:
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """Count a step."""
-        self.next += 1
+        self.next_step += 1
 
     def flush(self, after: State | None = None) -> None:
         """Begin a new segment."""
-        self.first = self.next
+        self.segment_start = self.next_step
 
     def save(self, after: State) -> None:
         """Begin a new segment."""
-        self.first = self.next
+        self.segment_start = self.next_step
 
     def finish(
         self,
@@ -141,4 +141,4 @@ class NoTape:
         average: AverageRecord | None = None,
     ) -> None:
         """End the last segment."""
-        self.first = self.next
+        self.segment_start = self.next_step

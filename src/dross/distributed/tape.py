@@ -148,7 +148,7 @@ class ShardWriter(TapeWriter):
     def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
         tensors, notes = encode_segment(segment)
         if self.ranks.rank == 0:
-            own = self._write(self._name(number), tensors, notes)
+            own = self._write(f"segment-{number:06d}.safetensors", tensors, notes)
         else:
             own = self._write_own(f"shard-{segment.first:012d}", tensors)
         first, *others = self._gather(own)

@@ -207,9 +207,9 @@ class TrainingLoop:
 
     def run(self, writer: TapeWriter, state: State, progress: bool) -> State:
         """Take the steps that are left. The tape keeps those that were taken, whatever happens."""
-        writer.ends = {writer.next: state}
-        left = self.plan.steps - writer.next
-        rows = self._rows(writer.next, _count_unchecked(state))
+        writer.end_states = {writer.next_step: state}
+        left = self.plan.steps - writer.next_step
+        rows = self._rows(writer.next_step, _count_unchecked(state))
         waiting: list[_TakenRow] = []  # not yet checked: a GPU computes the next row meanwhile
         complete = False
         with self.executor.training(), progress_bar("training", left, show=progress) as advance:
@@ -225,7 +225,7 @@ class TrainingLoop:
             except ValueError as error:  # such as BatchNorm's, for a batch of one instance
                 if isinstance(error, DrossError):
                     raise
-                raise InvalidInput(f"Step {writer.next} cannot be taken: {error}") from error
+                raise InvalidInput(f"Step {writer.next_step} cannot be taken: {error}") from error
             except BaseException as error:
                 error.add_note(
                     f"dross: the run at {writer.folder} is kept; dross.train(..., resume=True) "

@@ -86,7 +86,7 @@ class LoopTape:
     def steps(self) -> int:
         """How many steps are recorded, those before a resume included."""
         if self.opened is not None:
-            return self.opened.writer.next
+            return self.opened.writer.next_step
         return self.earlier.steps if self.earlier else 0
 
     @property

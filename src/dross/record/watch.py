@@ -379,7 +379,7 @@ class StepWatch:
         g = self.gradients.flat(live.layout)
         after = live.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
-        check_finite(t, State(after), g, self._losses, ids, kept=writer.first)
+        check_finite(t, State(after), g, self._losses, ids, kept=writer.segment_start)
         opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None

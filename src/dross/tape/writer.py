@@ -54,9 +54,8 @@ class _Written:
     """Files that are there and that the manifest does not name yet."""
 
     segments: list[SegmentEntry]
-    end: (
-        StateEntry | None
-    )  # the state after them, on the disk like they are. None: no commit is due
+    #: the state after them, on the disk like they are. None: no commit is due
+    end: StateEntry | None
     seconds: float  # that the end took
 
 
@@ -81,57 +80,58 @@ class TapeWriter:
         planned: int | None,
         step_bytes: int = 0,
     ):
-        self.folder, self.manifest = Path(folder), manifest
-        self.state_bytes, self.planned = state_bytes, planned
+        self.folder = Path(folder)
+        self.manifest = manifest
+        self.state_bytes = state_bytes
+        self.planned = planned
         self.keep = keep.resolve(planned, state_bytes, step_bytes)
-        self.first = manifest.steps  # the first step of `open`
+        self.segment_start = manifest.steps  # the number of the first of the open steps
         #: (step, the state before it if it is kept, checksum)
-        self.open: list[tuple[Step, State | None, int]] = []
+        self.open_steps: list[tuple[Step, State | None, int]] = []
         #: the states before and after the last step, by the number of steps taken
-        self.ends: dict[int, State] = {}
+        self.end_states: dict[int, State] = {}
         self._closed: list[Segment] = []  # segments that are not known to be written
         self._writing: Future[_Written] | None = None  # what a thread does with them
-        self._unnamed: list[
-            SegmentEntry
-        ] = []  # written segments that the manifest does not name yet
+        #: written segments that the manifest does not name yet
+        self._unnamed: list[SegmentEntry] = []
         self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
 
     @property
-    def next(self) -> int:
+    def next_step(self) -> int:
         """The number of the step to be added next."""
-        return self.first + len(self.open)
+        return self.segment_start + len(self.open_steps)
 
     def wants_state(self) -> bool:
         """Whether the state before the next step is kept."""
-        return not self.open or self.keep.every_state
+        return not self.open_steps or self.keep.every_state
 
     def opens_segment(self) -> bool:
         """Whether the next step is the first of a segment."""
-        return not self.open
+        return not self.open_steps
 
     def is_full(self, epoch: int) -> bool:
         """Whether the open segment has to be flushed before a step of this epoch is added."""
-        if not self.open:
+        if not self.open_steps:
             return False
-        length = self.keep.length(self.first, self.planned, self.state_bytes)
-        new_epoch = self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch
-        return new_epoch or len(self.open) >= length
+        length = self.keep.length(self.segment_start, self.planned, self.state_bytes)
+        new_epoch = self.keep.last_epochs is not None and epoch != self.open_steps[-1][0].epoch
+        return new_epoch or len(self.open_steps) >= length
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """Append a step. `after` may be left out where `flush` is given the end."""
         if before is not None and after is not None:
-            self.ends = {self.next: before, self.next + 1: after}
+            self.end_states = {self.next_step: before, self.next_step + 1: after}
         kept = None
         if before is not None and self.wants_state():
             kept = before.map(lambda t: t.detach())
-        self.open.append((step, kept, checksum))
+        self.open_steps.append((step, kept, checksum))
 
     def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
         """Before a step of this epoch is added: flush the open segment if it is full.
 
         after: gives the state after the last step, where `add` has none.
         """
-        self._settle()
+        self._poll()
         if self.is_full(epoch):
             self.flush(None if after is None else after())
 
@@ -143,12 +143,12 @@ class TapeWriter:
         Raises:
             DrossError: this segment, or the one before it, could not be written.
         """
-        self._settle(wait_for_it=True)
+        self._poll(wait_for_it=True)
         self._write_closed(after, in_background=self._may_write_in_background())
 
     def save(self, after: State) -> None:
         """Write what is open, and let the manifest name it at once."""
-        self._settle(wait_for_it=True)
+        self._poll(wait_for_it=True)
         self._write_closed(after, commit=True)
 
     def finish(
@@ -159,11 +159,11 @@ class TapeWriter:
     ) -> None:
         """Write what is open and mark the tape as complete, or as interrupted."""
         with suppress(DrossError):  # it is tried again: there may be room by now
-            self._settle(wait_for_it=True)
+            self._poll(wait_for_it=True)
         self._write_closed(after, commit=True)
         old = entry = self.manifest.average
         if average is not None:
-            name = f"average-{self.next:012d}.safetensors"
+            name = f"average-{self.next_step:012d}.safetensors"
             entry = self._write(name, average.encode(), average.notes)
             self._sync(entry.file)
         self._commit(replace(self.manifest, average=entry, complete=complete))
@@ -176,7 +176,7 @@ class TapeWriter:
         self, after: State | None, *, commit: bool = False, in_background: bool = False
     ) -> None:
         """Close the open segment and write all that is closed."""
-        after = self.ends[self.next] if after is None else after
+        after = self.end_states[self.next_step] if after is None else after
         self._close_segment()
         due = not self._may_defer_commit() or (commit and bool(self._closed or self._unnamed))
         host = lambda t: t.detach().cpu()  # a thread of its own does not know the GPU's streams
@@ -187,19 +187,21 @@ class TapeWriter:
             self._writing = thread.submit(write)
             thread.shutdown(wait=False)  # it ends after this; the process waits for it
         else:
-            self._take_over(write())
+            self._adopt(write())
 
     def _close_segment(self) -> None:
         known = self._closed[-1].end if self._closed else self._steps_written()
-        if known > self.first:  # an interrupt came between the closing and this
-            self.open, self.first = self.open[known - self.first :], known
-        if not self.open:
+        if known > self.segment_start:  # an interrupt came between the closing and this
+            self.open_steps = self.open_steps[known - self.segment_start :]
+            self.segment_start = known
+        if not self.open_steps:
             return
-        steps = [step for step, _, _ in self.open]
-        states = on_host([state for _, state, _ in self.open if state is not None])
-        segment = Segment(self.first, steps, states, self.open[0][2])
+        steps = [step for step, _, _ in self.open_steps]
+        states = on_host([state for _, state, _ in self.open_steps if state is not None])
+        segment = Segment(self.segment_start, steps, states, self.open_steps[0][2])
         self._closed = [*self._closed, segment]
-        self.open, self.first = [], segment.end
+        self.open_steps = []
+        self.segment_start = segment.end
 
     def _write_files(self, segments: list[Segment], end: State | None) -> _Written:
         """Write segments, and the state after them where a commit is due. It changes nothing."""
@@ -214,7 +216,7 @@ class TapeWriter:
         written = self._write_end(steps, end)
         return _Written(entries, written, time.monotonic() - started)
 
-    def _settle(self, *, wait_for_it: bool = False) -> None:
+    def _poll(self, *, wait_for_it: bool = False) -> None:
         """Take over what the thread has written, if it is done.
 
         Raises:
@@ -227,10 +229,10 @@ class TapeWriter:
         if (error := writing.exception()) is not None:
             self._writing = None
             raise error
-        self._take_over(writing.result())
+        self._adopt(writing.result())
         self._writing = None
 
-    def _take_over(self, written: _Written) -> None:
+    def _adopt(self, written: _Written) -> None:
         """Note what has been written, and let the manifest name it if that is due."""
         named = self.manifest.steps  # an interrupt may have come after the last commit
         self._unnamed = [entry for entry in self._unnamed if entry.first >= named]
@@ -240,7 +242,7 @@ class TapeWriter:
         known = self._steps_written()
         self._closed = [segment for segment in self._closed if segment.first >= known]
         if written.end is not None:
-            self._publish(written.end, written.seconds)
+            self._commit_files(written.end, written.seconds)
 
     def _may_write_in_background(self) -> bool:
         # Files go as the manifest lets go of them: a tape of the last epochs has to commit at once.
@@ -255,7 +257,7 @@ class TapeWriter:
     def _steps_written(self) -> int:
         return self._unnamed[-1].stop if self._unnamed else self.manifest.steps
 
-    def _publish(self, end: StateEntry, seconds: float) -> None:
+    def _commit_files(self, end: StateEntry, seconds: float) -> None:
         """Let the manifest name what has been written.
 
         Arguments:
@@ -263,9 +265,9 @@ class TapeWriter:
             seconds: that writing took so far.
         """
         started = time.monotonic()
-        before, steps = self.manifest, self._steps_written()
-        entries = [*before.segments, *self._unnamed]
-        entries, gone = self._drop_old_epochs(entries)
+        before = self.manifest
+        steps = self._steps_written()
+        entries, gone = self._drop_old_epochs([*before.segments, *self._unnamed])
         average = before.average
         if average is not None and steps > before.steps:
             gone.append(average.file)  # it does not know the new steps
@@ -304,11 +306,9 @@ class TapeWriter:
         return max((int(entry.file[8:14]) for entry in taken), default=-1) + 1
 
     def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
-        written = self._write(self._name(number), *encode_segment(segment))
+        tensors, notes = encode_segment(segment)
+        written = self._write(f"segment-{number:06d}.safetensors", tensors, notes)
         return self._describe_segment(segment, written)
-
-    def _name(self, number: int) -> str:
-        return f"segment-{number:06d}.safetensors"
 
     def _describe_segment(
         self, segment: Segment, written: FileEntry, shards: tuple[FileEntry, ...] = ()
