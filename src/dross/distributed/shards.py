@@ -43,15 +43,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Numbers that lie one after the other in a whole vector, in one shard and in another."""
-
-    whole: int  # where they begin in theta
-    own: int  # where they begin in the shard
-    length: int
-
-
-@dataclass(frozen=True)
 class ShardLayout:
     """The shards of a layout. p = len(theta), p_r = the length of rank r's shard."""
 
@@ -90,45 +81,29 @@ class ShardLayout:
             totals[group] += size
         return tuple(totals)
 
-    # --- whole vectors and shards -----------------------------------------------------------------
-
-    def spans(self, rank: int) -> Iterator[Span]:
-        """The parts of theta that make up a shard, in order."""
-        whole = own = 0
-        for size, (start, stop) in zip(self.layout.sizes, self.bounds(rank)):
-            if stop > start:
-                yield Span(whole + start, own, stop - start)
-            whole, own = whole + size, own + stop - start
-
     def join(self, shards: Sequence[Tensor]) -> Tensor:
         """The vector over theta of which these are the shards: [..., p_r] each -> [..., p]."""
-        total = sum(self.layout.sizes)
-        whole = shards[0].new_empty(*shards[0].shape[:-1], total)
-        for rank, shard in enumerate(shards):
-            for span in self.spans(rank):
-                whole[..., span.whole : span.whole + span.length] = shard.narrow(
-                    -1, span.own, span.length
-                )
-        return whole
+        parts = ShardLayout(self.layout, 1).parts_of(self, 0)
+        return torch.cat([shards[other][..., part] for other, part in parts], -1)
 
-    def overlaps(self, rank: int, held: "ShardLayout") -> Iterator[tuple[int, Span]]:
-        """Where this rank's numbers lie in shards that were cut for another number of ranks.
+    def parts_of(self, held: "ShardLayout", rank: int) -> Iterator[tuple[int, slice]]:
+        """Where the numbers of a rank lie in shards that were cut for another number of ranks.
+
+        Arguments:
+            held: how they were cut.
+            rank: the rank, as this layout has it.
 
         Yields:
-            The rank of `held`, and a span: `whole` is the place in that rank's shard, `own` the
-            place in this one.
+            A rank of `held` and a part of its shard. The parts, one after the other, are the shard
+            of this rank.
         """
-        at = [self._starts(rank), *(held._starts(other) for other in range(held.ranks))]
+        starts = [[0, *accumulate(held.sizes(other))] for other in range(held.ranks)]
         for k, (start, stop) in enumerate(self.bounds(rank)):
             chunk = max(1, held.chunks[k])
             for other in range(start // chunk, -(-stop // chunk) if stop > start else 0):
-                first, last = max(start, chunk * other), min(stop, chunk * (other + 1))
-                there = at[1 + other][k] + first - chunk * other
-                yield other, Span(there, at[0][k] + first - start, last - first)
-
-    def _starts(self, rank: int) -> list[int]:
-        """Where each parameter begins in a rank's shard."""
-        return [0, *accumulate(self.sizes(rank))]
+                first = max(start - chunk * other, 0)
+                last = min(stop - chunk * other, chunk)
+                yield other, slice(starts[other][k] + first, starts[other][k] + last)
 
 
 _STATE = "state."  # in a segment; the end of a tape has the bare names

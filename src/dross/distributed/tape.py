@@ -1,9 +1,9 @@
-"""A rank's part of a tape: it reads the numbers of its own shard, and no others.
+"""Tapes of ranks that each hold a shard of every state.
 
-Writing a tape of shards: each rank its own files, and the first one the manifest as well.
-
-The ranks write at the same time. Each waits until its file is on the disk and then tells the first
-rank its digest; the manifest names a segment, or the end of the tape, once it has all of them.
+A `ShardTape` reads the numbers of a rank's own shard from any tape. A `ShardWriter` writes them,
+each rank its own files, and the first rank the manifest as well. The ranks write at the same time.
+Each waits until its file is on the disk and then tells the first rank its digest; the manifest names
+a segment, or the end of the tape, once it has all of them.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,9 @@ class ShardTape(Tape):
     def __init__(self, tape: Tape, ranks: ShardReducer):
         """tape: as it was opened. ranks: who reads it."""
         super().__init__(tape.storage)
-        self.manifest, self.ranks = tape.manifest, ranks
-        self._spans = list(ranks.layout.overlaps(ranks.rank, written_layout(tape.manifest)))
+        self.manifest = tape.manifest
+        self.ranks = ranks
+        self._parts = list(ranks.layout.parts_of(written_layout(tape.manifest), ranks.rank))
 
     def read(self, index: int) -> Segment:
         """The segment at this place, with this rank's shards; raises CorruptFile."""
@@ -65,17 +66,19 @@ class ShardTape(Tape):
         """
         entries = [e for e in self.entries if e.first < stop and e.stop > first]
         files = [file for entry in (*entries, self.end) for file in entry.files]
-        own, said = files[self.ranks.rank :: self.ranks.size], None
-        with progress_bar("checking files", len(own), show=show) as advance:
-            for entry in own:
+        own_files = files[self.ranks.rank :: self.ranks.size]
+        fault: DrossError | None = None
+        with progress_bar("checking files", len(own_files), show=show) as advance:
+            for entry in own_files:
                 try:
                     self._check_file(entry)
                 except DrossError as error:
-                    said = error
+                    fault = error
                     break
                 advance(1)
-        if found := [error for error in self.ranks.gather(said) if error is not None]:
-            raise found[0]
+        for found in self.ranks.gather(fault):
+            if found is not None:
+                raise found
 
     def _check_file(self, entry: FileEntry) -> None:
         if not isinstance(self.storage, Folder):
@@ -91,21 +94,20 @@ class ShardTape(Tape):
         with ExitStack() as stack:
             files = [self._open(file, stack) for file in entry.files]
             names, take, metadata = files[0]
-            found = {name: take(name, None) for name in names if not is_cut(name)}
+            tensors = {name: take(name, None) for name in names if not is_cut(name)}
             for name in filter(is_cut, names):
-                found[name] = self._take_own(name, [take for _, take, _ in files])
-        return found, decode_notes(metadata, kind)
+                tensors[name] = self._take_own(name, [take for _, take, _ in files])
+        return tensors, decode_notes(metadata, kind)
 
     def _take_own(self, name: str, files: list[Callable[[str, Any], Tensor]]) -> Tensor:
         """This rank's shard of a tensor, from the places where its numbers lie."""
-        own: Tensor | None = None
-        length = self.ranks.layout.length(self.ranks.rank)
-        for other, span in self._spans:
-            part = files[other](name, slice(span.whole, span.whole + span.length))
-            if own is None:
-                own = part.new_empty(*part.shape[:-1], length)
-            own[..., span.own : span.own + span.length] = part
-        return files[0](name, slice(0, 0)) if own is None else own
+        nothing = files[0](name, slice(0, 0))
+        own = nothing.new_empty(*nothing.shape[:-1], self.ranks.layout.length(self.ranks.rank))
+        at = 0
+        for other, part in self._parts:  # one at a time is in memory beside the shard
+            own[..., at : at + part.stop - part.start] = files[other](name, part)
+            at += part.stop - part.start
+        return own
 
     def _open(self, entry: FileEntry, stack: ExitStack) -> tuple[list[str], Callable, dict]:
         """The names of a file's tensors, a function that reads them, and its metadata."""
@@ -123,9 +125,9 @@ class ShardTape(Tape):
         def take(name: str, part: slice | None) -> Tensor:
             if part is None:
                 return file.get_tensor(name)
-            found = file.get_slice(name)
-            rows = (slice(None),) * (len(found.get_shape()) - 1)
-            return found[(*rows, part)]
+            stored = file.get_slice(name)
+            rows = (slice(None),) * (len(stored.get_shape()) - 1)
+            return stored[(*rows, part)]
 
         return list(file.keys()), take, file.metadata()
 
@@ -194,9 +196,9 @@ class ShardWriter(TapeWriter):
         complete: bool = True,
         average: AverageRecord | None = None,
     ) -> None:
-        """Write what is open, where every rank came to the end; the first one writes the average.
+        """Write what is open, where every rank came to the end.
 
         After an error the others may be gone: the tape stays as it was last committed.
         """
         if complete:
-            super().finish(after, complete, average if self.ranks.rank == 0 else None)
+            super().finish(after, complete, average)

@@ -67,38 +67,48 @@ class Recording:
             InputChanged: where one of them differs; it says which.
         """
         tape = Tape(place)
-        made, model = tape.manifest, unwrap_model(model)
+        manifest = tape.manifest
+        model = unwrap_model(model)
         _check_whole(model)
-        check_signature(made.model, model, made.layout)
+        check_signature(manifest.model, model, manifest.layout)
         loss_name, loss_function = find_loss(loss)
-        _check_same_settings(made, loss_name, penalty, augment)
+        _check_same_settings(manifest, loss_name, penalty, augment)
         device, dtype = device_and_dtype(model, without_weights=True)
-        instances = Instances(train_set, device, dtype, made.memory)
-        _check_same_data(made, instances)
+        instances = Instances(train_set, device, dtype, manifest.memory)
+        _check_same_data(manifest, instances)
         objective = Objective(
             model,
-            made.layout,
+            manifest.layout,
             loss_function,
             loss_name,
             penalty,
-            stochastic=made.stochastic,
-            evaluated=made.evaluated,
-            unused=made.unused,
-            precision=made.precision.on_device(device),
+            stochastic=manifest.stochastic,
+            evaluated=manifest.evaluated,
+            unused=manifest.unused,
+            precision=manifest.precision.on_device(device),
         )
-        optimizer = made.optimizer.for_layout(made.layout)
+        optimizer = manifest.optimizer.for_layout(manifest.layout)
         executor = Executor(objective)
-        return Recording(tape, executor, optimizer, instances, augment, made.seed)
+        return Recording(tape, executor, optimizer, instances, augment, manifest.seed)
 
     def __reduce__(self):
         """Pickle a run as what it takes to open its tape in another process.
 
         Graphs, caches and copies of the data stay here.
         """
-        made, objective = self.tape.manifest, self.objective
+        manifest = self.tape.manifest
+        objective = self.objective
         loss = objective.loss_name if objective.loss_name in NAMED_LOSSES else objective.loss
-        given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
-        return _reopen, (self.tape.storage.absolute, made.id, made.steps, *given)
+        return _reopen, (
+            self.tape.storage.absolute,
+            manifest.id,
+            manifest.steps,
+            objective.model,
+            self.instances.source,
+            loss,
+            objective.penalty,
+            self.augment,
+        )
 
     @property
     def objective(self) -> Objective:
@@ -145,18 +155,17 @@ class Recording:
                     check_same(after, state, segment.first + k + 1, self.tape)
             self.replay.check_end(index, state, segment)
 
-    def walk_backward(self, first: int, stop: int, position: int | None = None) -> Iterator[Block]:
+    def walk_backward(self, first: int, stop: int, position: int) -> Iterator[Block]:
         """Steps first..stop-1 in blocks, the last block first, each compared with the tape.
 
         position: where an earlier walk was interrupted: steps from there on have been seen.
         """
-        position = stop if position is None else position
         for index, segment in self.segments_backward(first, position):
             if position < min(stop, segment.end):
                 self.replay.check_segment(index, segment)
             for block in self.replay.blocks(index, segment, first, position):
                 yield block.from_step(first)
-                del block  # before the next one is made
+                del block  # before the next one is manifest
 
     @property
     def replay(self) -> SegmentReplay:
@@ -174,13 +183,13 @@ class Recording:
         ahead = self.memory_limit is None
         with ThreadPoolExecutor(1, "dross-tape") as reader:
             coming: Future[Segment] | None = None
-            for index, after in zip(indices, [*indices[1:], None]):
-                found = self.tape.read(index) if coming is None else coming.result()
+            for index, following in zip(indices, [*indices[1:], None]):
+                read = self.tape.read(index) if coming is None else coming.result()
                 coming = None
-                if ahead and after is not None:
-                    coming = reader.submit(self.tape.read, after)
-                segment = self._move_and_check(found)
-                del found  # on a CPU, too, the segment is a copy
+                if ahead and following is not None:
+                    coming = reader.submit(self.tape.read, following)
+                segment = self._move_and_check(read)
+                del read  # on a CPU, too, the segment is a copy
                 yield segment
                 del segment
 
@@ -199,7 +208,8 @@ class Recording:
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
-        tape, t = self.tape, check_whole(t, "The number of steps")
+        tape = self.tape
+        t = check_whole(t, "The number of steps")
         if t == tape.steps:
             return tape.end_state().map(self._move)
         if not tape.first <= t <= tape.steps:
@@ -289,9 +299,9 @@ class Recording:
 
     def check_unchanged(self) -> None:
         """Refuse frozen weights or data that the user has changed since the recording."""
-        made = self.tape.manifest
-        check_constants(made.model, self.objective.model, self.objective.layout)
-        if self.instances.aliased and not _has_digest(made, self.instances):
+        manifest = self.tape.manifest
+        check_constants(manifest.model, self.objective.model, self.objective.layout)
+        if self.instances.aliased and not _has_digest(manifest, self.instances):
             raise InputChanged(
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."
@@ -308,11 +318,11 @@ def _check_whole(model: nn.Module) -> None:
 
 
 def _check_same_settings(
-    made: Manifest, loss_name: str, penalty: Penalty | None, augment: Augment | None
+    manifest: Manifest, loss_name: str, penalty: Penalty | None, augment: Augment | None
 ) -> None:
-    given = {"loss": loss_name, "penalty": penalty is not None, "augment": augment is not None}
-    for what, value in given.items():
-        recorded = getattr(made, what)
+    passed = {"loss": loss_name, "penalty": penalty is not None, "augment": augment is not None}
+    for what, value in passed.items():
+        recorded = getattr(manifest, what)
         if recorded != value:
             raise InputChanged(
                 f"The run was recorded with {what}={recorded} and is opened with {what}={value}. "
@@ -320,22 +330,24 @@ def _check_same_settings(
             )
 
 
-def _check_same_data(made: Manifest, instances: Instances) -> None:
-    count = made.instances
-    if count not in (None, len(instances)) or not _has_digest(made, instances):
+def _check_same_data(manifest: Manifest, instances: Instances) -> None:
+    count = manifest.instances
+    if count not in (None, len(instances)) or not _has_digest(manifest, instances):
         raise InputChanged(
             f"The run was trained on another data set ({count} instances; this one has "
             f"{len(instances)}, or other contents). Pass the data set it was trained on."
         )
 
 
-def _has_digest(made: Manifest, instances: Instances) -> bool:
+def _has_digest(manifest: Manifest, instances: Instances) -> bool:
     """Whether the data are those of the manifest, as far as it tells."""
-    return made.data_digest is None or made.data == instances.fingerprint(made.data_digest)
+    return manifest.data_digest is None or manifest.data == instances.fingerprint(
+        manifest.data_digest
+    )
 
 
-def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:
-    opened = Recording.open(place, *given)
+def _reopen(place: str, id: str, steps: int, *arguments: Any) -> Recording:
+    opened = Recording.open(place, *arguments)
     if (opened.tape.manifest.id, opened.tape.steps) != (id, steps):
         raise InputChanged(
             f"The tape at {place} is not the one that this work was sent for. Give all processes "
