@@ -186,81 +186,6 @@ def leave_one_out(
     return np.concatenate([part["changes"].numpy() for part in found], axis=-1)
 
 
-def _check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
-    """The ids of each group, without repetitions."""
-    if not isinstance(groups, Iterable):
-        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
-    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
-    if not checked:
-        raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
-    return checked
-
-
-def _check_removal(removal: Removal) -> Removal:
-    if removal not in get_args(Removal):
-        raise InvalidInput(
-            f"removal={removal!r} is not known. Choose 'loss' (weight 0 in the loss; what scores "
-            "differentiate) or 'data' (gone from the batch; what training on the cleansed data "
-            "does)."
-        )
-    return removal
-
-
-def _compare(values):
-    """The changes against the replica, which comes first."""
-    return values[..., 1:] - values[..., :1]
-
-
-# --- in pieces ------------------------------------------------------------------------------------
-
-
-def _sweep(
-    work: Callable[[Sequence[np.ndarray]], dict[str, Tensor]],
-    settings: dict,
-    numbers: tuple[float, ...],
-    groups: Sequence[np.ndarray],
-    options: SweepOptions,
-) -> list[dict[str, Tensor]]:
-    """The results of all groups, in order.
-
-    The pieces do not depend on the number of workers: any number gives the same bits, and can
-    continue what another number left unfinished.
-    """
-    even = -(-len(groups) // _PIECES)
-    size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))
-    pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
-    store = None
-    if options.folder is not None:
-        settings = settings | {"groups": _digest(groups), "piece": size}
-        store = ResultStore(Path(options.folder).absolute(), settings, numbers)
-    results = dict(
-        sweep(
-            work,
-            pieces,
-            what="counterfactual runs",
-            n_jobs=options.n_jobs,
-            store=store,
-            progress=options.progress,
-        )
-    )
-    return [results[number] for number in range(len(pieces))]
-
-
-def _digest(groups: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for group in groups:
-        digest.update(len(group).to_bytes(8, "little") + group.astype("<i8").tobytes())
-    return digest.hexdigest()
-
-
-def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Iterator[State]:
-    """The chunks that `CounterfactualRuns.pack` packed."""
-    for k in sorted({int(name.split("/")[0]) for name in named}):
-        prefix = f"{k}/"
-        own = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
-        yield State.from_tensors({n: t.to(device) for n, t in own.items()}, clock)
-
-
 # --- the runs -------------------------------------------------------------------------------------
 
 
@@ -309,45 +234,48 @@ class CounterfactualRuns:
     def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
         """The models with a leading axis, in chunks: the replica first, then groups in order."""
         self.recording.check_unchanged()
-        free_memory = self.recording.executor.free_memory
-        together = self.removal == "loss" or self._batchnorm_can_skip_removed(groups)
-        count = _SINGLE_RUNS_IN_A_CHUNK
-        if together:
-            count = _even_size(len(groups), self._count_fitting())
         total = (self.steps.stop - self.steps.first) * len(groups)
         bar = progress_bar("counterfactual runs", total, show=self.progress, unit="model steps")
-        at = 0
+        done = 0
         with bar as advance:
-            while at < len(groups):
-                chunk = [_NOTHING, *groups[at : at + count]]
-                if not together:
-                    yield self._one_by_one(chunk, advance)
-                    at += len(chunk) - 1
-                    continue
-                attempt = _Attempt(advance)
-                states = None
+            if self.removal == "loss" or self._batchnorm_can_skip_removed(groups):
                 try:
-                    with MemoryGuard(count, what="models at once", free=free_memory):
-                        states = self._side_by_side(chunk, attempt)
+                    for states in self._chunks_side_by_side(groups, advance):
+                        yield states
+                        done += len(states.theta) - 1
                 except (DrossError, torch.OutOfMemoryError):
                     raise
                 except (RuntimeError, ValueError, NotImplementedError) as error:
-                    together = False
-                    count = _SINGLE_RUNS_IN_A_CHUNK
-                    attempt.take_back()
                     _warn_of_one_by_one(error, len(groups))
-                    continue
-                if states is None:  # half as many
-                    count = _even_size(len(groups) - at, count // 2)
+            for at in range(done, len(groups), _SINGLE_RUNS_IN_A_CHUNK):
+                yield self._one_by_one(groups[at : at + _SINGLE_RUNS_IN_A_CHUNK], advance)
+
+    def _chunks_side_by_side(
+        self, groups: Sequence[np.ndarray], advance: Advance
+    ) -> Iterator[State]:
+        at = 0
+        count = _even_size(len(groups), self._count_fitting())
+        while at < len(groups):
+            chunk = groups[at : at + count]
+            attempt = _Attempt(advance)
+            states = None
+            try:
+                free = self.recording.executor.free_memory
+                with MemoryGuard(count, what="models at once", free=free):
+                    states = self._side_by_side([_NOTHING, *chunk], attempt)
+            finally:
+                if states is None:
                     attempt.take_back()
-                    continue
-                yield states
-                at += len(chunk) - 1
+            if states is None:
+                count = _even_size(len(groups) - at, count // 2)
+                continue
+            yield states
+            at += len(chunk)
 
     def _one_by_one(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
-        """The models without each group; the first one, with nothing removed, is the replica."""
-        replica = self._run_alone(groups[0], lambda _: None)
-        runs = [replica, *(self._run_alone(group, advance) for group in groups[1:])]
+        """The replica and the models without each group."""
+        replica = self._run_alone(_NOTHING, lambda _: None)
+        runs = [replica, *(self._run_alone(group, advance) for group in groups)]
         totals = [total for _, total in runs if total is not None]
         ends = State.stack([state for state, _ in runs])
         return self.model.of_runs(State.stack(totals) if totals else None, ends)
@@ -390,7 +318,7 @@ class CounterfactualRuns:
         return [batch.weighted(_as_weights(mask, batch)) for batch, mask in pairs]
 
     def _side_by_side(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
-        """The same as `_one_by_one`, all models in one pass per step."""
+        """The models without each group, all in one pass per step."""
         recording = self.recording
         executor, optimizer = recording.executor, recording.optimizer
         cut = self.removal == "data"
@@ -556,3 +484,78 @@ def _even_size(count: int, most: int) -> int:
     """The size of about equal chunks of at most `most`: a GPU captures one graph per size."""
     chunks = math.ceil(count / max(1, most))
     return math.ceil(count / chunks) if count else 1
+
+
+def _check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
+    """The ids of each group, without repetitions."""
+    if not isinstance(groups, Iterable):
+        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
+    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
+    if not checked:
+        raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
+    return checked
+
+
+def _check_removal(removal: Removal) -> Removal:
+    if removal not in get_args(Removal):
+        raise InvalidInput(
+            f"removal={removal!r} is not known. Choose 'loss' (weight 0 in the loss; what scores "
+            "differentiate) or 'data' (gone from the batch; what training on the cleansed data "
+            "does)."
+        )
+    return removal
+
+
+def _compare(values):
+    """The changes against the replica, which comes first."""
+    return values[..., 1:] - values[..., :1]
+
+
+# --- in pieces ------------------------------------------------------------------------------------
+
+
+def _sweep(
+    work: Callable[[Sequence[np.ndarray]], dict[str, Tensor]],
+    settings: dict,
+    numbers: tuple[float, ...],
+    groups: Sequence[np.ndarray],
+    options: SweepOptions,
+) -> list[dict[str, Tensor]]:
+    """The results of all groups, in order.
+
+    The pieces do not depend on the number of workers: any number gives the same bits, and can
+    continue what another number left unfinished.
+    """
+    even = -(-len(groups) // _PIECES)
+    size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))
+    pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
+    store = None
+    if options.folder is not None:
+        settings = settings | {"groups": _digest(groups), "piece": size}
+        store = ResultStore(Path(options.folder).absolute(), settings, numbers)
+    results = dict(
+        sweep(
+            work,
+            pieces,
+            what="counterfactual runs",
+            n_jobs=options.n_jobs,
+            store=store,
+            progress=options.progress,
+        )
+    )
+    return [results[number] for number in range(len(pieces))]
+
+
+def _digest(groups: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for group in groups:
+        digest.update(len(group).to_bytes(8, "little") + group.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Iterator[State]:
+    """The chunks that `CounterfactualRuns.pack` packed."""
+    for k in sorted({int(name.split("/")[0]) for name in named}):
+        prefix = f"{k}/"
+        own = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
+        yield State.from_tensors({n: t.to(device) for n, t in own.items()}, clock)
