@@ -13,7 +13,7 @@ from .checked_labels import CheckedLabels, make_rows
 from .duplicates import Copies
 from .explain import Reasons, find_reasons
 from .job import Job, describe_cost, estimate_cost
-from .label_noise import PRIORS, LabelPosterior, Rows, estimate_label_noise
+from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
 from .modality import Frame
 from .model_choice import lower_rate, use_lowered_rate
 from .plans import NOISE_AWARE, PlanResult, Recommendation, describe_actions, recommend
@@ -100,6 +100,7 @@ def examine(
     learned = parts[0].learned[verified.verification.instances]
     instances.loc[learned, "verified"] = verified.verification.actual
     instances = _add_actions(instances, recommendation.plan, noise, checked)
+    p_wrong = noise.p_wrong[~rows.validation]
     why = _explain(scored_job, instances, runs[0], recipe, parts[0], verified)
     return Outcome(
         instances=instances,
@@ -111,7 +112,11 @@ def examine(
         scale=scored.scale,
         agreement=split_half_agreement(scored.by_run),
         recommendation=recommendation,
-        noise=_describe_noise(noise, rows),
+        noise=NoiseInfo(
+            rows=len(p_wrong),
+            expected_wrong=float(p_wrong.sum()),
+            likely_wrong=int((p_wrong > LIKELY).sum()),
+        ),
         why=checked.restore_ids(why, len(job.prepared.y["validation"])),
     )
 
@@ -125,12 +130,11 @@ def _recommend(
     """The recommendation by ids and names, and the ids in the checked part to check."""
     start = len(job.prepared.y["train"]) if checked.part == "validation" else 0
     left = checked.left(len(job.prepared.y[checked.part]))
-    drawn = _read_checks(job)
+    kept = read_intact(job.folder / _CHECKS, DrawnChecks)
+    drawn = {} if kept is None else kept.weights
+    by_person = [drawn.get(place, np.nan) for place in left.tolist()]
     weights = np.full(len(rows), np.nan)
-    for place, weight in drawn.items():
-        found = np.searchsorted(left, place)
-        if found < len(left) and left[found] == place:
-            weights[start + found] = weight
+    weights[start : start + len(left)] = by_person
     recommendation = recommend(
         rows,
         noise,
@@ -144,12 +148,6 @@ def _recommend(
     new = dict(zip(places, recommendation.check_weights[inside].tolist(), strict=True))
     write_sealed(job.folder / _CHECKS, DrawnChecks(drawn | new))
     return _name_plans(job, recommendation, checked), places
-
-
-def _read_checks(job: Job) -> dict[int, float]:
-    """{place in the checked part: weight} of all labels that were drawn to be checked."""
-    kept = read_intact(job.folder / _CHECKS, DrawnChecks)
-    return {} if kept is None else kept.weights
 
 
 def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Recommendation:
@@ -185,15 +183,6 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
     return Recommendation([*plans, only_checked], CHECKED_ONLY, found.state, found.reason)
 
 
-def _describe_noise(noise: LabelPosterior, rows: Rows) -> NoiseInfo:
-    trained = ~rows.validation
-    return NoiseInfo(
-        rows=int(trained.sum()),
-        expected_wrong=float(noise.p_wrong[trained].sum()),
-        likely_wrong=int((noise.p_wrong[trained] > 0.5).sum()),
-    )
-
-
 def _add_actions(
     instances: Frame, plan: PlanResult | None, noise: LabelPosterior, checked: CheckedLabels
 ) -> Frame:
@@ -206,10 +195,7 @@ def _add_actions(
     instances.loc[relabelled, "action"] = "relabel"
     instances.loc[relabelled, "prediction"] = list(plan.relabelled.values())
     instances.loc[plan.removed, "confidence"] = noise.p_wrong[plan.removed]
-    sure = noise.p_best_other
-    instances.loc[relabelled, "confidence"] = np.where(
-        np.isfinite(sure[relabelled]), sure[relabelled], noise.p_wrong[relabelled]
-    )
+    instances.loc[relabelled, "confidence"] = noise.p_best_other[relabelled]
     if checked.part == "train":
         by_person = [*checked.wrong, *checked.corrected]
         instances.loc[by_person, "confidence"] = 1.0

@@ -28,7 +28,6 @@ from .project_files import read_intact, read_sealed, write_sealed
 from .project_info import Options
 from .training import (
     SEARCHED_EPOCHS,
-    Pair,
     Recipe,
     RecipeSettings,
     SearchResult,
@@ -89,10 +88,15 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
 
 def list_candidates(job: Job) -> list[Candidate]:
     """What is tried; the first is taken unless another is clearly better."""
-    options, request, kind = job.options, job.request, job.prepared.source.kind
-    asked, backbone = request.backbone is not None, job.backbone
+    options = job.options
+    request = job.request
+    kind = job.prepared.source.kind
+    backbone = job.backbone
+    asked = request.backbone is not None
+    if options.make is not None and backbone == NONE:
+        return [Candidate("custom")]
     if options.make is not None:
-        return [Candidate("custom", *_inputs_of(backbone))]
+        return [Candidate("custom", FEATURES, backbone)]
     if kind == "images" and request.features is None:
         model = options.model or "mlp"
         if backbone == NONE:
@@ -113,10 +117,6 @@ def list_candidates(job: Job) -> list[Candidate]:
     return [Candidate("mlp")]
 
 
-def _inputs_of(backbone: str) -> tuple[str, str | None]:
-    return (AS_READ, None) if backbone == NONE else (FEATURES, backbone)
-
-
 def _is_tiny(data: PreparedData) -> bool:
     """Whether the pictures are too small for a pretrained model."""
     encoder = data.encoder
@@ -127,27 +127,25 @@ class Encoder:
     """Makes the inputs of candidates; features are computed once, when they are needed."""
 
     def __init__(self, job: Job):
-        self._job, self._features = job, dict[str, Tensor]()
+        self._job = job
+        self._features: dict[str, Tensor] = {}
 
     def __call__(self, candidate: Candidate) -> PreparedData:
         """The data as the candidate's model learns them."""
+        job = self._job
         name = candidate.backbone
         if name is None:
-            return encode(self._job.prepared, AS_READ)
+            return encode(job.prepared, AS_READ)
         if name not in self._features:
-            self._features[name] = self._compute(name)
-        return encode(self._job.prepared, candidate.inputs, name, self._features[name])
-
-    def _compute(self, backbone: str) -> Tensor:
-        job = self._job
-        return compute_features(
-            job.prepared,
-            backbone,
-            job.folder,
-            job.info.digest,
-            device=job.device,
-            progress=job.progress,
-        )
+            self._features[name] = compute_features(
+                job.prepared,
+                name,
+                job.folder,
+                job.info.digest,
+                device=job.device,
+                progress=job.progress,
+            )
+        return encode(job.prepared, candidate.inputs, name, self._features[name])
 
 
 @dataclass(frozen=True)
@@ -161,32 +159,8 @@ class Trial:
     @property
     def loss(self) -> float:
         """Its lowest validation loss at any rate."""
-        losses = [min(curve) for curve in self.found.curves.values() if all(map(_finite, curve))]
-        return min(losses, default=float("inf"))
-
-
-def _finite(value: float) -> bool:
-    return abs(value) < float("inf")
-
-
-def take_best(trials: list[Trial], failure: Diverged | None) -> Trial:
-    """The first, unless a later one is clearly better; raises `failure` if nothing worked."""
-    if not trials:
-        assert failure is not None
-        raise failure
-    best = trials[0]
-    for trial in trials[1:]:
-        if trial.loss < best.loss - max(_CLEARLY_BETTER * best.loss, _LEAST_DIFFERENCE):
-            best = trial
-    return best
-
-
-def describe_choice(trials: list[Trial], taken: Trial, kind: str) -> str:
-    """A sentence about what was tried; empty where there was nothing to choose."""
-    if len(trials) < 2:
-        return ""
-    losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
-    return f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
+        curves = self.found.curves.values()
+        return min((min(curve) for curve in curves if np.isfinite(curve).all()), default=np.inf)
 
 
 def add_note(data: PreparedData, note: Any) -> PreparedData:
@@ -222,15 +196,26 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         again = _reuse(job, saved)
         if again is not None:
             return again
-    kind, encoder = job.prepared.source.kind, Encoder(job)
-    trials, failure = [], None
+    kind = job.prepared.source.kind
+    encoder = Encoder(job)
+    trials: list[Trial] = []
+    failure = None
     for candidate in list_candidates(job):
         try:
             trials.append(_try(job, candidate, encoder(candidate)))
         except Diverged as error:
             failure = error
-    taken = take_best(trials, failure)
-    note = describe_choice(trials, taken, kind)
+    if not trials:
+        assert failure is not None
+        raise failure
+    taken = trials[0]
+    for trial in trials[1:]:
+        if trial.loss < taken.loss - max(_CLEARLY_BETTER * taken.loss, _LEAST_DIFFERENCE):
+            taken = trial
+    note = ""
+    if len(trials) > 1:
+        losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
+        note = f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
     recipe = taken.found.recipe
     kept = KeptSearch(
         recipe=recipe.settings,
@@ -258,10 +243,21 @@ def count_trainings(job: Job) -> int:
 
 
 def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
-    learned, held_out = _hold_out(data, job.request.seed)
+    """Search a rate on the validation part, or on a fifth of the training part."""
+    x, y = data.pair("train")
+    held_out = data.pair("validation")
+    if not len(data.parts["validation"]):
+        rng = np.random.default_rng(mix_seeds(job.request.seed, 5))
+        order = torch.from_numpy(rng.permutation(len(y)))
+        ids = order[: len(y) // 5]
+        learned = order[len(y) // 5 :]
+        held_out = (x[ids], y[ids])
+        x = x[learned]
+        y = y[learned]
     found = search_rate(
         _base_recipe(job, candidate.model, data),
-        *learned,
+        x,
+        y,
         held_out,
         rates=None if job.options.lr is None else (job.options.lr,),
         epochs=job.options.epochs,
@@ -269,16 +265,6 @@ def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
         progress=job.progress,
     )
     return Trial(candidate, data, found)
-
-
-def _hold_out(data: PreparedData, seed: int) -> tuple[Pair, Pair]:
-    """What the search learns, and what it compares losses on: the validation part, or a fifth."""
-    x, y = data.pair("train")
-    if len(data.parts["validation"]):
-        return (x, y), data.pair("validation")
-    order = torch.from_numpy(np.random.default_rng(mix_seeds(seed, 5)).permutation(len(y)))
-    held_out, learned = order[: len(y) // 5], order[len(y) // 5 :]
-    return (x[learned], y[learned]), (x[held_out], y[held_out])
 
 
 def _reuse(job: Job, saved: KeptSearch) -> tuple[Job, SearchResult] | None:
@@ -318,10 +304,10 @@ def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
     options = job.options
     make = None if options.make is None else import_function(options.make)
     return Recipe(
-        "custom" if make else model,
-        data.shape,
-        data.outputs,
-        "cross_entropy" if data.source.task == "classification" else "squared_error",
+        model="custom" if make else model,
+        inputs=data.shape,
+        outputs=data.outputs,
+        loss="cross_entropy" if data.source.task == "classification" else "squared_error",
         batch_size=options.batch_size or default_batch_size(job.count),
         make=make,
         device=str(job.device),
@@ -331,12 +317,8 @@ def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
 def _describe_origins(job: Job) -> str:
     """Which of the numbers were found by the search, and which were given."""
     options = job.options
-    values = {
-        "`lr`": options.lr,
-        "`epochs`": options.epochs,
-        "`batch_size`": options.batch_size,
-    }
-    chosen = [flag for flag, value in values.items() if value is None]
+    values = {"lr": options.lr, "epochs": options.epochs, "batch_size": options.batch_size}
+    chosen = [f"`{name}`" for name, value in values.items() if value is None]
     if not chosen:
         return "as given"
     rest = ", the rest as given" if len(chosen) < len(values) else ""

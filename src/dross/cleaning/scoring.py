@@ -242,7 +242,8 @@ def record_run(
 
 def final_outputs(run: Run, x: Tensor) -> Tensor:
     """The outputs of the trained model, [N, outputs], on the CPU."""
-    state, objective = run.recording.state_at(run.steps), run.recording.objective
+    state = run.recording.state_at(run.steps)
+    objective = run.recording.objective
     with objective.evaluating(), torch.no_grad():
         parts = [part.to(state.theta.device) for part in x.split(_INSTANCES_AT_ONCE)]
         outputs = [objective.predict(state.theta, state.buffers, part) for part in parts]

@@ -9,14 +9,13 @@ more often.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
-from .._checks import check_name
 from .._progress import Advance, progress_bar
 from ..data.seeds import mix_seeds
 from ..engine.autodiff import call_model
@@ -28,7 +27,8 @@ from ..errors import Diverged, InvalidInput
 MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9
 _HIDDEN = 64
-_MIN_BATCH_SIZE, _MAX_BATCH_SIZE = 16, 1024
+_MIN_BATCH_SIZE = 16
+_MAX_BATCH_SIZE = 1024
 _STEPS_PER_EPOCH = 30  # that the default batch size aims at
 
 Pair = tuple[Tensor, Tensor]  # inputs [N, ...] and targets [N] or [N, 1]
@@ -86,27 +86,11 @@ class Recipe(RecipeSettings):
         """The loss of every instance, [K, N], given the outputs of K models, [K, N, outputs]."""
         return torch.stack([self.loss_function(of_one_model, y) for of_one_model in outputs])
 
-    def errors(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """How far off every output is, [K, N], given the outputs of K models, [K, N, outputs].
-
-        A wrong class counts 1, a right one 0. A number counts by its distance from the target.
-        """
-        if self.loss == "cross_entropy":
-            return (outputs.argmax(-1) != y).to(outputs.dtype)
-        return self.losses(outputs, y).sqrt()
-
     @property
     def settings(self) -> RecipeSettings:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""
-        return RecipeSettings(
-            model=self.model,
-            inputs=self.inputs,
-            outputs=self.outputs,
-            loss=self.loss,
-            rate=self.rate,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-        )
+        names = [field.name for field in fields(RecipeSettings)]
+        return RecipeSettings(**{name: getattr(self, name) for name in names})
 
 
 def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module:
@@ -114,7 +98,6 @@ def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module
 
     The activations are smooth: the scores are first-order estimates, and kinks mislead them.
     """
-    check_name("model", kind, MODELS)
     size = int(np.prod(inputs))
     if kind == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(size, outputs))
@@ -221,20 +204,28 @@ def train_many(
         progress: Whether to show the bar.
     """
     together = can_train_together(recipe)
-    size = _models_at_once(recipe, x, len(specs)) if together else 1
-    steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
+    fitting = _MAX_BYTES_SIDE_BY_SIDE // max(1, _bytes_per_model(recipe, x))
+    size = max(1, min(len(specs), fitting)) if together else 1
+    steps = recipe.epochs * recipe.steps_per_epoch(len(x))
+    weights = recipe.count_parameters()
     chunks: list[TrainedModels] = []
     shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
     with manage_threads(), shown as advance:
-        here = x.to(recipe.device), y.to(recipe.device)
-        trainer = _Trainer(recipe, *here, steps, advance)
+        trainer = _Trainer(recipe, x.to(recipe.device), y.to(recipe.device), steps, advance)
         for start in range(0, len(specs), size):
             chunk = specs[start : start + size]
             if together:  # no convolutions: every weight is multiplied with every instance once
                 set_threads_for(2 * weights * recipe.batch_size * len(chunk))
             train = trainer.train_together if len(chunk) > 1 else trainer.train_alone
             chunks.append(train(chunk))
-    return _join(chunks)
+    if len(chunks) == 1:
+        return chunks[0]
+    join = lambda tensors: {name: torch.cat([t[name] for t in tensors]) for name in tensors[0]}
+    return TrainedModels(
+        chunks[0].model,
+        join([chunk.parameters for chunk in chunks]),
+        join([chunk.buffers for chunk in chunks]),
+    )
 
 
 def can_train_together(recipe: Recipe) -> bool:
@@ -245,28 +236,9 @@ def can_train_together(recipe: Recipe) -> bool:
     return not frozen and not alone and not list(model.buffers())
 
 
-def _models_at_once(recipe: Recipe, x: Tensor, count: int) -> int:
-    fitting = _MAX_BYTES_SIDE_BY_SIDE // max(1, _bytes_per_model(recipe, x))
-    return max(1, min(count, fitting))
-
-
 def _bytes_per_model(recipe: Recipe, x: Tensor) -> int:
     """Memory for weights, gradients, velocities, and twice a batch."""
     return 4 * (3 * recipe.count_parameters() + 2 * recipe.batch_size * x[0].numel())
-
-
-def _join(chunks: list[TrainedModels]) -> TrainedModels:
-    if len(chunks) == 1:
-        return chunks[0]
-
-    def join(tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
-
-    return TrainedModels(
-        chunks[0].model,
-        join([chunk.parameters for chunk in chunks]),
-        join([chunk.buffers for chunk in chunks]),
-    )
 
 
 @dataclass(frozen=True)
@@ -291,7 +263,13 @@ class _Trainer:
         rates = torch.tensor([self._rate(spec) for spec in specs], dtype=torch.float32)
         rates = rates.to(self.x.device)
         shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
-        gradient = self._stacked_gradient(models[0])
+        loss = self.recipe.loss_function
+        model = models[0].train()
+
+        def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(call_model(model, parameters, x), y).mean()
+
+        gradient = vmap(grad(mean_loss))  # of parameters [K, ...], x [K, batch, ...], y [K, batch]
         for step in range(self.steps):
             drawn = np.stack([order.next() for order in orders])  # [K, batch]
             ids = torch.from_numpy(drawn).to(self.x.device)
@@ -323,7 +301,11 @@ class _Trainer:
             optimizer.step()
             optimizer.zero_grad()
             self.advance(1)
-        return _snapshot(model)
+        return TrainedModels(
+            model,
+            {name: p.detach().clone()[None] for name, p in model.named_parameters()},
+            {name: b.detach().clone()[None] for name, b in model.named_buffers()},
+        )
 
     def _build(self, spec: ModelSpec) -> nn.Module:
         return self.recipe.build(mix_seeds(spec.seed, 1)).to(self.x.device)
@@ -337,37 +319,22 @@ class _Trainer:
     def _targets(self, spec: ModelSpec) -> Tensor:
         return self.y if spec.labels is None else spec.labels.to(self.y.device)
 
-    def _stacked_gradient(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
-        """The gradients of K models, given parameters [K, ...], x [K, batch, ...], y [K, batch]."""
-        model, loss = model.train(), self.recipe.loss_function
-
-        def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return loss(call_model(model, parameters, x), y).mean()
-
-        return vmap(grad(mean_loss))
-
-
-def _snapshot(model: nn.Module) -> TrainedModels:
-    """One model as a stack of one."""
-    return TrainedModels(
-        model,
-        {name: p.detach().clone()[None] for name, p in model.named_parameters()},
-        {name: b.detach().clone()[None] for name, b in model.named_buffers()},
-    )
-
 
 class _BatchOrder:
     """Batches of one size from endless shuffles of some instances."""
 
     def __init__(self, ids: np.ndarray, seed: int, size: int):
-        self.ids, self.rng, self.size = ids, np.random.default_rng(seed), size
+        self.ids = ids
+        self.rng = np.random.default_rng(seed)
+        self.size = size
         self.left = np.zeros(0, dtype=np.int64)
 
     def next(self) -> np.ndarray:
         """The ids of the next batch, int64 [size]."""
         while len(self.left) < self.size:
             self.left = np.concatenate([self.left, self.rng.permutation(self.ids)])
-        taken, self.left = self.left[: self.size], self.left[self.size :]
+        taken = self.left[: self.size]
+        self.left = self.left[self.size :]
         return taken
 
 
@@ -475,10 +442,8 @@ def _search_on_sample(
     validation_ids = sample(len(validation[1]), MAX_SEARCHED_INSTANCES // 4)
     batch_size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
     small = replace(recipe, batch_size=batch_size)
-    per_epoch, whole_per_epoch = (
-        small.steps_per_epoch(MAX_SEARCHED_INSTANCES),
-        recipe.steps_per_epoch(len(x)),
-    )
+    per_epoch = small.steps_per_epoch(MAX_SEARCHED_INSTANCES)
+    whole_per_epoch = recipe.steps_per_epoch(len(x))
     as_long = None if epochs is None else -(-epochs * whole_per_epoch // per_epoch)
     found = search_rate(
         small,
