@@ -31,7 +31,6 @@ from tests.docs.prepared import PREPARED, prepare_names, write_people
 NOT_RUN = {
     r": (\.venv/bin/)?pip ": "installs packages",
     r": export ": "sets a variable of the shell",
-    r": pre-commit ": "installs a hook of git",
     r": make ": "sets up an environment of its own; CI runs make test, check and docs",
     r": \.venv/bin/python tests/regression": "tests/regression/test_digests.py runs it",
     r": dross demo": "tests/test_package.py runs it",
