@@ -115,12 +115,12 @@ def test_what_was_stopped_goes_on(made, model, tmp_path, monkeypatch):
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     (copy / "project.json").unlink()
-    from dross.finetune import tuner
+    from dross.finetune import score
 
     def never(*arguments, **options):
         raise AssertionError("it is fine-tuned again")
 
-    monkeypatch.setattr(tuner.Tuner, "recorded", never)
+    monkeypatch.setattr(score, "_score_run", never)
     again = dross.clean_chats(
         chats, model, out=copy, repeats=1, epochs=2, batch_size=18, lr=0.01, progress=False
     )

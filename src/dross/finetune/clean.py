@@ -4,12 +4,10 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas
-import torch
 
 from .._io import write_bytes, write_json
 from .._progress import report
@@ -48,6 +46,16 @@ from .tuner import Tuner
 RESPONSE = "response"  # what is learned
 TASK = "fine-tuning"
 
+_LABELS = {
+    "source": "object",
+    "label": "object",
+    "prediction": "object",
+    "checked": "object",
+    "wrong": "float64",
+    "probability": "float64",
+    "label_probability": "float64",
+    "rank": "int64",
+}
 _TIMED = 4  # steps, after a first one that is not
 _RETRACE = 6.0  # times a training: a retrace by token for two numbers, and its replay
 _STATE = 12  # bytes of a parameter in a state: itself and two of Adam
@@ -147,77 +155,57 @@ def clean_chats(
         seed=seed,
     )
     folder = Path(out) if out is not None else Path("runs") / (Path(data).stem or "chats")
-    job = _Job(request, options, folder, choose_device(device), progress, say or (lambda _: None))
-    return job.run(force=force, overwrite=overwrite)
+    here = choose_device(device)
+    say = say or (lambda _: None)
+    files = digest_inputs(request)  # before they are read: what changes later is noticed
+    loaded = load(options)
+    examples, copies = open_examples(request, options, loaded, here, progress=progress)
+    parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)
+    say(f"{len(examples.chats):,} examples: {parts}.")
+    for note in examples.notes:
+        say(note)
+    info = JobInfo(
+        request=request,
+        chat_options=options,
+        digest=examples.digest,
+        input_files=files,
+        model_digest=loaded.digest,
+    )
+    with claimed_folder(folder, info, overwrite) as finished:
+        if finished is not None:
+            say(f"Everything is there already, in {folder}.")
+            return check_answer(finished, info)
+        started = time.monotonic()
+        tuner = Tuner(loaded, examples, options, here)
+        cost = estimate(tuner, QUICK_SEEDS)
+        say(describe(cost))
+        check_affordable(cost, tuner, force=force)
 
+        def open_store(what: str) -> ResultStore:
+            """The results of exactly this job, so that a stopped one continues."""
+            return ResultStore.under(folder / "trials", {"what": what, "job": info.job})
 
-@dataclass(frozen=True)
-class _Job:
-    request: Request
-    options: ChatOptions
-    folder: Path
-    device: torch.device
-    progress: bool
-    say: Say
-
-    def run(self, *, force: bool, overwrite: bool) -> Project:
-        files = digest_inputs(self.request)  # before they are read: what changes later is noticed
-        loaded = load(self.options)
-        examples, copies = open_examples(
-            self.request, self.options, loaded, self.device, progress=self.progress
-        )
-        parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)
-        self.say(f"{len(examples.chats):,} examples: {parts}.")
-        for note in examples.notes:
-            self.say(note)
-        info = JobInfo(
-            request=self.request,
-            chat_options=self.options,
-            digest=examples.digest,
-            input_files=files,
-            model_digest=loaded.digest,
-        )
-        with claimed_folder(self.folder, info, overwrite) as finished:
-            if finished is not None:
-                self.say(f"Everything is there already, in {self.folder}.")
-                return check_answer(finished, info)
-            started = time.monotonic()
-            tuner = Tuner(loaded, examples, self.options, self.device)
-            cost = estimate(tuner, QUICK_SEEDS)
-            self.say(describe(cost))
-            check_affordable(cost, tuner, force=force)
-            scored, recommendation = self._score_and_compete(tuner, info)
-            project = write_project(
-                self.folder,
-                examples,
-                scored,
-                recommendation,
-                copies,
-                info,
-                seconds=time.monotonic() - started,
-            )
-            report(project.info.recommendation.numbers, 0)
-            return check_answer(project, info)
-
-    def _score_and_compete(self, tuner: Tuner, info: JobInfo) -> tuple[ChatScores, Recommendation]:
-        seed = self.request.seed
-        store = self._open_store(info, "scores")
-        scored = score(tuner, self.folder / "runs", store, seed=seed, progress=self.progress)
-        self.say(
-            f"Fine-tuned {self.options.repeats} times and scored {len(tuner.parts['train']):,} "
-            f"examples and {scored.tokens.shape[2]:,} tokens."
+        store = open_store("scores")
+        scored = score(tuner, folder / "runs", store, seed=seed, progress=progress)
+        say(
+            f"Fine-tuned {repeats} times and scored {len(examples.parts['train']):,} examples and "
+            f"{scored.tokens.shape[2]:,} tokens."
         )
         if (growth := float(scored.growth.max())) > WILD_GROWTH:
-            self.say(describe_growth(growth))
-        open_store = partial(self._open_store, info)
-        recommendation = compete(tuner, scored, open_store, seed=seed, progress=self.progress)
-        self.say("Compared plans for what to leave out.")
-        return scored, recommendation
-
-    def _open_store(self, info: JobInfo, what: str) -> ResultStore:
-        """The results of exactly this job, so that a stopped one continues."""
-        settings = {"what": what, "job": info.job}
-        return ResultStore.under(self.folder / "trials", settings)
+            say(describe_growth(growth))
+        recommendation = compete(tuner, scored, open_store, seed=seed, progress=progress)
+        say("Compared plans for what to leave out.")
+        project = write_project(
+            folder,
+            examples,
+            scored,
+            recommendation,
+            copies,
+            info,
+            seconds=time.monotonic() - started,
+        )
+        report(recommendation.numbers, 0)
+        return check_answer(project, info)
 
 
 # --- the cost -------------------------------------------------------------------------------------
@@ -319,7 +307,11 @@ def write_project(
     held[" label"] = examples.labels("validation")
     write_bytes(folder / "validation.parquet", held.to_parquet())
     write_bytes(folder / COPIES, join_content(copies[0]).to_parquet())
-    write_bytes(folder / LABELS, _no_labels().to_parquet())
+    # the labels of answers are not checked one by one: a table without rows
+    no_labels = pandas.DataFrame(
+        {name: pandas.Series(dtype=kind) for name, kind in _LABELS.items()}
+    )
+    write_bytes(folder / LABELS, no_labels.to_parquet())
     write_json(folder / "why.json", {})
     write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
     project_info = ProjectInfo(
@@ -377,15 +369,6 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
     )
     table.index.name = "id"
     return table
-
-
-def _no_labels() -> Frame:
-    """The labels of answers are not checked one by one: a table without rows."""
-    texts = ("source", "label", "prediction", "checked")
-    numbers = ("wrong", "probability", "label_probability")
-    empty = {name: pandas.Series(dtype=object) for name in texts}
-    empty |= {name: pandas.Series(dtype=float) for name in numbers}
-    return pandas.DataFrame(empty | {"rank": pandas.Series(dtype="int64")})
 
 
 def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:

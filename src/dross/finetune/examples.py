@@ -103,7 +103,9 @@ def open_examples(
         for part, path in paths.items()
         if path is not None
     }
-    chats = [chat for part in read for chat in _name_part(part, read[part].chats)]
+    chats = list(read["train"].chats)
+    for part in list(read)[1:]:  # their rows say which part they belong to
+        chats += [replace(chat, name=f"{part}: {chat.name}") for chat in read[part].chats]
     encoded = encode_chats(chats, loaded, options.max_tokens)
     chats = [chats[place] for place in encoded.places]
     sizes = {part: len(found.chats) for part, found in read.items()}
@@ -129,13 +131,6 @@ def open_examples(
     copies = _move_copies(copies, given["train"], parts)
     moved = replace(count_copies(copies, classes=False), natural=counts.natural)
     return examples, (copies, moved)
-
-
-def _name_part(part: str, chats: list[Chat]) -> list[Chat]:
-    """Rows of other files say which part they belong to."""
-    if part == "train":
-        return chats
-    return [replace(chat, name=f"{part}: {chat.name}") for chat in chats]
 
 
 def _find_copies(
@@ -165,11 +160,13 @@ def _split(given: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str,
             group[row.id] = first.setdefault(row.group, row.id)
     order = np.random.default_rng(mix_seeds(seed, 1)).permutation(np.unique(group))
     members = [np.flatnonzero(group == name) for name in order]
-    parts, start = dict(given), 0
+    parts = dict(given)
+    wanted = round(_SHARE_HELD_OUT * len(data))
+    start = 0
     for part in PARTS[1:]:
         if part in given:
             continue
-        wanted, drawn = round(_SHARE_HELD_OUT * len(data)), [np.zeros(0, dtype=np.int64)]
+        drawn = [np.zeros(0, dtype=np.int64)]
         while sum(map(len, drawn)) < wanted:
             drawn.append(members[start])
             start += 1
@@ -215,29 +212,32 @@ def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) 
         InvalidInput: the template refuses a conversation, or does not write what the assistant says.
     """
     limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
-    examples, texts, places, cut = [], [], [], 0
+    examples = []
+    texts = []
+    places = []
+    cut = 0
     for place, chat in enumerate(chats):
         text, learned = _write(chat, loaded.tokenizer)
-        ids, ends, labels = _tokenize(text, learned, loaded.tokenizer)
+        tokens = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = tokens["input_ids"]
+        spans = tokens["offset_mapping"]
+        labels = [
+            id if start < end and any(a <= start < b for a, b in learned) else IGNORED
+            for id, (start, end) in zip(ids, spans, strict=True)
+        ]
         cut += len(ids) > limit
         if all(label == IGNORED for label in labels[1:limit]):
             continue
         examples.append({"input_ids": ids[:limit], "labels": labels[:limit]})
-        texts.append(_cut(text, ends[:limit]))
+        texts.append(_cut(text, [end for _, end in spans[:limit]]))
         places.append(place)
-    return Encoded(examples, texts, places, _note(len(chats), len(places), cut, limit))
-
-
-def _note(count: int, left: int, cut: int, limit: int) -> list[str]:
-    if not cut:
-        return []
-    note = f"{cut:,} of {count:,} texts are longer than {limit:,} tokens and are cut there."
-    if count > left:
+    note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are cut there."
+    if len(chats) > len(places):
         note += (
-            f" In {count - left:,} of them, nothing of the answer is left: they are left out of "
-            "everything but the export."
+            f" In {len(chats) - len(places):,} of them, nothing of the answer is left: they are "
+            "left out of everything but the export."
         )
-    return [note]
+    return Encoded(examples, texts, places, [note] if cut else [])
 
 
 def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
@@ -272,20 +272,10 @@ def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, promp
         ) from None
 
 
-def _tokenize(
-    text: str, learned: list[tuple[int, int]], tokenizer: Any
-) -> tuple[list[int], list[int], list[int]]:
-    """The tokens of a text, where each ends, and their labels."""
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, spans = found["input_ids"], found["offset_mapping"]
-    is_learnt = lambda start, end: any(a <= start < b for a, b in learned) and start < end
-    labels = [id if is_learnt(*span) else IGNORED for id, span in zip(ids, spans)]
-    return ids, [end for _, end in spans], labels
-
-
 def _cut(text: str, ends: list[int]) -> list[str]:
     """The text of each token. A letter that several tokens make up belongs to the first."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for end in ends:
         pieces.append(text[start : max(start, end)])
         start = max(start, end)

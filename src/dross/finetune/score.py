@@ -101,7 +101,7 @@ def _score_run(
 ) -> dict[str, Tensor]:
     train = tuner.parts["train"]
     with progress_bar("fine-tuning", tuner.steps, show=progress) as advance:
-        with tuner.recorded(train, seed, tape, advance) as trainer:
+        with tuner.trained(train, seed, advance, tape=tape) as trainer:
             losses = tuner.measure(train)[LOSS]
             held_out = trainer._collated([tuner.examples[k] for k in tuner.parts["validation"]])
             query = expected_errors_of(held_out, halves, tuner.options.batch_size)

@@ -8,7 +8,6 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +74,42 @@ class Tuner:
 
     def train(self, ids: Sequence[int], seed: int, advance: Advance, steps: int = 0) -> None:
         """Fine-tune on these examples; `steps`: fewer than usual, to see how long one takes."""
-        with self._trainer(ids, seed, advance, steps=steps) as trainer:
-            trainer.train()
-        self._check_finite()
+        with self.trained(ids, seed, advance, steps=steps):
+            pass
 
     @contextmanager
-    def recorded(
-        self, ids: Sequence[int], seed: int, tape: Path, advance: Advance
+    def trained(
+        self,
+        ids: Sequence[int],
+        seed: int,
+        advance: Advance,
+        *,
+        tape: Path | None = None,
+        steps: int = 0,
     ) -> Iterator[Any]:
-        """Fine-tune and record; inside the block the trainer answers about its run."""
-        with self._trainer(ids, seed, advance, tape=tape) as trainer:
+        """Fine-tune; with a tape, the trainer answers about its run inside the block."""
+        self.reset(seed)
+        callbacks = import_transformers().trainer_callback
+        with self._threads(), tempfile.TemporaryDirectory(prefix="dross-") as place:
+            arguments = {
+                "args": self._arguments(place, seed, steps),
+                "train_dataset": [self.examples[k] for k in ids],
+                "data_collator": self.collate,
+            }
+            if tape is None:
+                trainer = import_transformers().Trainer(self.model, **arguments)
+            else:
+                from ..integrations.transformers import RecordingTrainer
+
+                trainer = RecordingTrainer(self.model, **arguments, path=tape, overwrite=True)
+            trainer.remove_callback(callbacks.PrinterCallback)
+            trainer.add_callback(_count_steps(callbacks.TrainerCallback, advance))
             trainer.train()
-            self._check_finite()
+            if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
+                raise Diverged(
+                    f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights "
+                    "are not finite. Pass a lower `lr`."
+                )
             yield trainer
 
     def measure_without(self, removed: np.ndarray, seed: int, part: str) -> np.ndarray:
@@ -103,7 +126,8 @@ class Tuner:
 
         The loss, and the error: 1 - p(token).
         """
-        size, found = self.options.batch_size, []
+        size = self.options.batch_size
+        measured = []
         self.model.eval()
         with self._threads(), torch.no_grad():
             for start in range(0, len(ids), size):
@@ -111,8 +135,8 @@ class Tuner:
                 batch = {name: value.to(self.device) for name, value in batch.items()}
                 labels = batch.pop("labels")
                 logits = self.model(**batch, use_cache=False).logits.float()
-                found.append(_measure(logits[:, :-1], labels[:, 1:]))
-        return torch.cat(found, dim=1).cpu().numpy() if found else np.zeros((2, 0))
+                measured.append(_measure(logits[:, :-1], labels[:, 1:]))
+        return torch.cat(measured, dim=1).cpu().numpy()
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """A batch, padded to its longest example."""
@@ -125,45 +149,13 @@ class Tuner:
         return batch
 
     @contextmanager
-    def _trainer(
-        self,
-        ids: Sequence[int],
-        seed: int,
-        advance: Advance,
-        *,
-        tape: Path | None = None,
-        steps: int = 0,
-    ) -> Iterator[Any]:
-        self.reset(seed)
-        with self._threads(), tempfile.TemporaryDirectory(prefix="dross-") as place:
-            args, data = self._arguments(place, seed, steps), [self.examples[k] for k in ids]
-            given = {"args": args, "train_dataset": data, "data_collator": self.collate}
-            if tape is None:
-                trainer = import_transformers().Trainer(self.model, **given)
-            else:
-                from ..integrations.transformers import RecordingTrainer
-
-                trainer = RecordingTrainer(self.model, **given, path=tape, overwrite=True)
-            trainer.remove_callback(self._callbacks.PrinterCallback)
-            trainer.add_callback(_count_steps(self._callbacks.TrainerCallback, advance))
-            yield trainer
-
-    @contextmanager
     def _threads(self) -> Iterator[None]:
         """Inside, a small model runs on one thread, and a larger one on all."""
         whole = sum(p.numel() for p in self.model.parameters())
+        tokens = float(np.mean([len(example["input_ids"]) for example in self.examples]))
         with manage_threads():
-            set_threads_for(2.0 * whole * self._tokens * self.options.batch_size)
+            set_threads_for(2.0 * whole * tokens * self.options.batch_size)
             yield
-
-    @cached_property
-    def _tokens(self) -> float:
-        """The mean length of an example, in tokens."""
-        return float(np.mean([len(example["input_ids"]) for example in self.examples]))
-
-    @cached_property
-    def _callbacks(self) -> Any:
-        return import_transformers().trainer_callback
 
     def _arguments(self, place: str, seed: int, steps: int) -> Any:
         on_gpu = self.device.type == "cuda"
@@ -185,18 +177,11 @@ class Tuner:
             disable_tqdm=True,
         )
 
-    def _check_finite(self) -> None:
-        if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
-            raise Diverged(
-                f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
-                f"not finite. Pass a lower `lr`."
-            )
-
 
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     """logits [B, T, words] and labels [B, T] as `Tuner.measure` says, [2, B]."""
-    flat, targets = logits.flatten(0, 1), labels.flatten()
-    losses = F.cross_entropy(flat, targets, reduction="none").view(labels.shape).double()
+    flat = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    losses = flat.view(labels.shape).double()
     learned = labels != IGNORED
     measures = (losses, 1 - torch.exp(-losses))
     return torch.stack([(each * learned).sum(1) / learned.sum(1) for each in measures])
