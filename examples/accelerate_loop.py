@@ -26,10 +26,10 @@ import dross
 
 
 def digits(wrong: int = 60) -> tuple[TensorDataset, TensorDataset, np.ndarray]:
-    """600 pictures to learn from, 400 to be asked about, and which labels are wrong."""
-    pictures, labels = load_digits(return_X_y=True)
+    """600 images to learn from, 400 to be asked about, and which labels are wrong."""
+    images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
-    x, y = torch.tensor(pictures[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
+    x, y = torch.tensor(images[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
     flipped = np.random.default_rng(1).choice(600, wrong, replace=False)
     y_train = y[:600].clone()
     y_train[flipped] = (y_train[flipped] + 3) % 10

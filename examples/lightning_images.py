@@ -1,4 +1,4 @@
-"""Train a picture classifier with Lightning, and find the pictures that harm it.
+"""Train an image classifier with Lightning, and find the images that harm it.
 
     pip install 'dross[lightning]'
     python examples/lightning_images.py
@@ -8,7 +8,7 @@ ten of the handwritten digits is wrong. It takes less than half a minute on two 
 
     <Run of Digits with AdamW on 600 instances: 190 steps>
     validation loss 0.35
-    27 of the 30 most harmful pictures have a wrong label (10 % of all have)
+    27 of the 30 most harmful images have a wrong label (10 % of all have)
 """
 
 import logging
@@ -44,9 +44,9 @@ class Digits(lightning.LightningModule):
         )
 
     def training_step(self, batch, batch_idx):
-        """The loss, and beside it the loss of each picture."""
-        pictures, labels = batch
-        losses = F.cross_entropy(self.network(pictures), labels, reduction="none")
+        """The loss, and beside it the loss of each image."""
+        images, labels = batch
+        losses = F.cross_entropy(self.network(images), labels, reduction="none")
         self.log("train_loss", losses.mean())
         return {"loss": losses.mean(), "losses": losses}
 
@@ -59,10 +59,10 @@ class Digits(lightning.LightningModule):
 
 # %% The data
 def load(wrong: int = 60) -> tuple[DataLoader, DataLoader, np.ndarray]:
-    """600 pictures to learn from, 400 to be asked about, and which labels are wrong."""
-    pictures, labels = load_digits(return_X_y=True)
+    """600 images to learn from, 400 to be asked about, and which labels are wrong."""
+    images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
-    x = torch.tensor(pictures[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    x = torch.tensor(images[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
     y = torch.tensor(labels[order])
     flipped = np.random.default_rng(1).choice(600, wrong, replace=False)
     y_train = y[:600].clone()
@@ -99,7 +99,7 @@ def main() -> None:
     print(f"validation loss {run.evaluate(query):.2f}")
     worst = run.influence(query).most_harmful(30)
     hits = len(np.intersect1d(worst, flipped))
-    print(f"{hits} of the 30 most harmful pictures have a wrong label (10 % of all have)")
+    print(f"{hits} of the 30 most harmful images have a wrong label (10 % of all have)")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Tutorial:
 
 TUTORIALS = {
     "table": Tutorial("docs/tutorials/table.py"),
-    "pictures": Tutorial("docs/tutorials/pictures.py"),
+    "images": Tutorial("docs/tutorials/images.py"),
     "texts": Tutorial("docs/tutorials/texts.py"),
     "loop": Tutorial("docs/tutorials/loop.py"),
     "trainer": Tutorial("examples/transformers_trainer.py", needs=("transformers",)),

@@ -16,8 +16,8 @@ from torch import nn
 
 import dross
 
-pictures, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(pictures / 16, dtype=torch.float32), torch.tensor(labels)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 train, query = (x[:400], y[:400]), dross.mean_loss((x[400:700], y[400:700]))
 
 

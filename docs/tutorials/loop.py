@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dross
 
-pictures, labels = load_digits(return_X_y=True)
+images, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(labels))
-x, y = torch.tensor(pictures[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
+x, y = torch.tensor(images[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
 flipped = np.random.default_rng(1).choice(600, 60, replace=False)
 y_train = y[:600].clone()
 y_train[flipped] = (y_train[flipped] + 3) % 10

@@ -23,8 +23,8 @@ import dross
 dist.init_process_group("gloo", timeout=timedelta(minutes=5))
 first = dist.get_rank() == 0
 torch.set_num_threads(1)
-pictures, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(pictures / 16, dtype=torch.float32), torch.tensor(labels)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 flipped = np.random.default_rng(1).choice(600, 60, replace=False)
 y_train = y[:600].clone()
 y_train[flipped] = (y_train[flipped] + 3) % 10

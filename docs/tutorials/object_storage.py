@@ -14,8 +14,8 @@ from torch import nn
 
 import dross
 
-pictures, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(pictures / 16, dtype=torch.float32), torch.tensor(labels)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 train, validation = (x[:300], y[:300]), (x[300:500], y[300:500])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 10))

@@ -32,8 +32,8 @@ def write_people(path: Path, count: int = 240, seed: int = 0) -> None:
 
 def pair_of_digits(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Some of scikit-learn's digits, as tensors."""
-    pictures, labels = load_digits(return_X_y=True)
-    x = torch.tensor(pictures[first:last] / 16, dtype=torch.float32)
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images[first:last] / 16, dtype=torch.float32)
     return x, torch.tensor(labels[first:last])
 
 
