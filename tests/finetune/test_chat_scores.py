@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from dross.finetune.score import expected_errors_of
 from tests.integrations.language import pad
-from tests.integrations.slopes import slope
 from tests.integrations.test_transformers import trainer_for
+from tests.oracles import slope
 
 HALVES = np.array([0, 1, 1, 0, 1])
 

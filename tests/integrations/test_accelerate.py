@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
 
 import dross
-from tests.integrations.slopes import slope
+from tests.oracles import slope
 
 random = np.random.default_rng(0)
 X, Y = torch.tensor(random.normal(size=(9, 4))), torch.tensor(random.integers(3, size=9))

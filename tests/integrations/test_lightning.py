@@ -17,7 +17,7 @@ import lightning
 import dross
 from dross.errors import InvalidInput, NotSupported
 from dross.integrations.lightning import DrossCallback
-from tests.integrations.slopes import slope
+from tests.oracles import slope
 from tests.record.user_loops import close
 
 random = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from skorch.dataset import ValidSplit
 
 from dross.errors import InputChanged, InvalidInput, NotSupported
 from dross.integrations.skorch import DrossCallback
-from tests.integrations.slopes import slope
+from tests.oracles import slope
 
 random = np.random.default_rng(0)
 X, Y = random.normal(size=(12, 4)), random.integers(3, size=12)

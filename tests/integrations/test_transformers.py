@@ -18,7 +18,7 @@ from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.losses import InstanceLosses
 from dross.integrations.transformers.trainer import Split
 from tests.integrations.language import Exact, classifier, language_model, pad, settings, texts
-from tests.integrations.slopes import slope
+from tests.oracles import slope
 from tests.record.user_loops import close
 
 KINDS = {

@@ -7,7 +7,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from dross.integrations.transformers import recording
 from tests.integrations.language import Exact, language_model, pad, settings, texts
-from tests.integrations.slopes import slope
+from tests.oracles import slope
 
 
 def test_sft_trainer(tmp_path):

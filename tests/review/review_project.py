@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -373,3 +374,18 @@ def _write(folder: Path, name: str, frame: pd.DataFrame) -> None:
 
 def _json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
+
+
+def add_checks(project, wanted=5, trusted=False):
+    """Ask for checks of its first labels; the first in the list is validation instance 0."""
+    table = make_labels(project.validation, project.classes, wanted)
+    table.to_parquet(project.folder / "labels.parquet")
+    info = project.info
+    labels = CheckedInfo("validation", len(table), to_check=wanted, checked=0, wrong=0, before=None)
+    info = replace(
+        info,
+        options=replace(info.options, validation_is_clean=trusted),
+        training=replace(info.training, checked_labels=labels),
+    )
+    write_sealed(project.folder / "project.json", info)
+    return Project.open(project.folder)

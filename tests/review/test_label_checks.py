@@ -6,9 +6,8 @@ import pytest
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
 from tests.cleaning.made_inputs import change_json
-from tests.review.checks_project import add_checks
 from tests.review.review_client import client_of, decide
-from tests.review.review_project import make_labels, make_project
+from tests.review.review_project import add_checks, make_labels, make_project
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from tests.review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from tests.review.checks_project import add_checks
 from tests.review.review_client import serve_in_thread
-from tests.review.review_project import make_project
+from tests.review.review_project import add_checks, make_project
 
 
 @pytest.mark.parametrize("kind", ["table", "images", "text"])

@@ -12,7 +12,9 @@ X = torch.randn(COUNT, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(COUNT) % 3
 CHANGED = [101, 203, 404, 605, 806]  # none of the 64 that a sample looks at
 QUERY = dross.mean_loss((X[:50], Y[:50]))
-LITTLE_MEMORY = {"keep": dross.tape.Budget(64 << 20, in_memory=10_000, steps=100)}  # the data do not fit in it
+LITTLE_MEMORY = {
+    "keep": dross.tape.Budget(64 << 20, in_memory=10_000, steps=100)
+}  # the data do not fit in it
 REFUSED = "other inputs or labels|replayed to a different"
 
 
