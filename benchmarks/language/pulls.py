@@ -51,7 +51,7 @@ def pull(model, x, y, precision: Precision, way: str) -> tuple[list[Tensor], flo
     objective, _ = inspect_run(model, torch.optim.AdamW(moving), *given, precision=precision)
     theta, buffers = objective.layout.read(model)
     batch = Batch(x, y, torch.full((BATCH,), 1 / BATCH), seed=0)
-    compute = {"forward": objective.pull_forward, "reverse": objective.pull_reverse}[way]
+    compute = {"forward": objective.vjp_forward, "reverse": objective.vjp_reverse}[way]
     with objective.training():
         start = time.process_time()
         found = compute(theta, buffers, batch, probe_direction(theta), {})

@@ -67,7 +67,7 @@ def groups() -> dict[int, object]:
 
 def counted(executor: Executor) -> Counter:
     """How many instances pass through the passes of this executor."""
-    seen, passes = Counter(), {name: getattr(executor, name) for name in ("gradient", "pull")}
+    seen, passes = Counter(), {name: getattr(executor, name) for name in ("gradient", "vjp")}
     for name, function in passes.items():
 
         def count(theta, buffers, batch, *args, name=name, function=function):
@@ -236,7 +236,7 @@ def stuck(rank: int, tape: str, given_up: str) -> None:
         die()
 
     if rank == 1:
-        run.recording.executor.pull = waiting
+        run.recording.executor.vjp = waiting
     try:
         run.influence(queries(p)[0], group=group)
     finally:
@@ -249,15 +249,15 @@ def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool 
     segments._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
-    pull, taken = run.recording.executor.pull, []
+    vjp, taken = run.recording.executor.vjp, []
 
     def counting(*args):
         taken.append(1)
         if rank + 1 == dist.get_world_size() and len(taken) == after:
             die()
-        return pull(*args)
+        return vjp(*args)
 
-    run.recording.executor.pull = counting
+    run.recording.executor.vjp = counting
     group = None if alone else dist.group.WORLD
     scores = run.influence(queries(p)[0], group=group, resume=folder)
     return scores.values, len(taken)

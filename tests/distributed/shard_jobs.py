@@ -232,7 +232,7 @@ def received(run: dross.Run, group) -> list[dict[str, float]]:
     unit = 8 * sum(ranks.layout.layout.sizes) * (ranks.size - 1) / ranks.size
     passes = [
         lambda: executor.gradient(state.theta, {}, batch),
-        lambda: executor.pull(state.theta, {}, batch, torch.ones_like(state.theta)[None], {}),
+        lambda: executor.vjp(state.theta, {}, batch, torch.ones_like(state.theta)[None], {}),
     ]
     found = []
     with executor.training():

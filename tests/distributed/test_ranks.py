@@ -61,16 +61,16 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
                     close(one, other)
                 for one, other in zip(values[rank], values[0]):
                     np.testing.assert_array_equal(one, other)  # all ranks hold the same bits
-            pulled = [done.get("pull", 0) for done in per_rank]
+            pulled = [done.get("vjp", 0) for done in per_rank]
             replayed = [done.get("gradient", 0) for done in per_rank]
             if name == "batchnorm adam":
-                assert set(pulled) == {work["pull"]}
+                assert set(pulled) == {work["vjp"]}
             else:  # together they do what one does: nothing is left out, and nothing done twice
-                assert (sum(pulled), sum(replayed)) == (work["pull"], work["gradient"])
+                assert (sum(pulled), sum(replayed)) == (work["vjp"], work["gradient"])
             if name not in WHOLE:
                 # batches of 3, 4 and 5: a rank has at most the next whole number of instances
                 most = len(expected) * sum(math.ceil(len(ids) / size) for ids in p.batches)
-                assert max(pulled) <= most <= work["pull"] / size * (1 if size == 1 else 1.6)
+                assert max(pulled) <= most <= work["vjp"] / size * (1 if size == 1 else 1.6)
             warns = any("cannot be cut" in message for message in warned[0])
             assert warns == (name in WHOLE and size > 1)
             assert not any(warned[1:])
@@ -174,7 +174,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
     work = rank_jobs.counted(run.recording.executor)
     # one process continues what three have left
     close(run.influence(rank_jobs.queries(p)[0], resume=progress).values, expected)
-    assert 0 < work["pull"] < sum(map(len, p.batches)) and not list(progress.iterdir())
+    assert 0 < work["vjp"] < sum(map(len, p.batches)) and not list(progress.iterdir())
     # and so do two
     found = launched(2, rank_jobs.dying, tmp_path / "two", *given, str(copied), 999)
     for values, taken in found:

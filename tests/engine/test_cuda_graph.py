@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import dross
 from dross.engine.cuda_graph import Graphs, _Graph
-from dross.engine.fit import PullPlan
+from dross.engine.fit import VjpPlan
 from dross.engine.objective import Objective
 
 needs_gpu = pytest.mark.skipif(
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     run, _ = recorded(tmp_path / "tape", mnist_cnn())
     queries = dross.losses((torch.randn(256, 1, 28, 28), torch.randint(0, 10, (256,))))
     whole, executor = run.influence(queries).values, run.recording.executor
-    assert set(executor.fit.plans.values()) == {PullPlan(True, 256)}
+    assert set(executor.fit.plans.values()) == {VjpPlan(True, 256)}
     executor.free_memory()
     limit = torch.cuda.memory_reserved() + (1 << 30)
     torch.cuda.set_per_process_memory_fraction(
@@ -263,19 +263,19 @@ def test_a_graph_is_freed_for_what_does_not_fit_beside_it(tmp_path, monkeypatch,
     That freeing the graph gives its memory back is tested on a GPU.
     """
     found = []
-    pull = Objective.pull_reverse
+    vjp = Objective.vjp_reverse
 
     def limited(self, theta, buffers, batch, a_g, *rest):
         graphs = StandIn.owner
         has_graph = any(key[0] == "reverse step" for key in graphs._graphs)
         if len(a_g) == queries and not graphs.capturing and has_graph:
             raise torch.OutOfMemoryError("the graph has it")
-        return pull(self, theta, buffers, batch, a_g, *rest)
+        return vjp(self, theta, buffers, batch, a_g, *rest)
 
     for full in (False, True):
         if full:
             use_stand_ins(monkeypatch)
-            monkeypatch.setattr(Objective, "pull_reverse", limited)
+            monkeypatch.setattr(Objective, "vjp_reverse", limited)
         run = linear_run(tmp_path / str(full), epochs=2, augment=Wobble())
         with pytest.warns(dross.DrossWarning, match=told) if full else nullcontext():
             query = dross.losses((LINEAR_DATA[0][:queries], LINEAR_DATA[1][:queries]))
@@ -288,17 +288,17 @@ def test_a_graph_is_freed_for_what_does_not_fit_beside_it(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("why", ["refused", "large"])
 def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch, why):
-    found, pull = [], Objective.pull_reverse
+    found, vjp = [], Objective.vjp_reverse
 
     def limited(self, *args):
         if StandIn.owner._graphs:
             raise torch.OutOfMemoryError("the graphs have it")
-        return pull(self, *args)
+        return vjp(self, *args)
 
     for full in (False, True):
         if full:
             use_stand_ins(monkeypatch)
-            monkeypatch.setattr(Objective, "pull_reverse", limited)
+            monkeypatch.setattr(Objective, "vjp_reverse", limited)
             monkeypatch.setenv("DROSS_PROGRAMS", "0")  # there are none on a GPU
             most = 18 * 8 + 8 if why == "large" else 1 << 30
             monkeypatch.setattr("dross.engine.cuda_graph._MAX_INPUT_BYTES", most)

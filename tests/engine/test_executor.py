@@ -10,7 +10,7 @@ from torch import nn
 import dross
 from dross.data.batch import Batch
 from dross.engine.executor import Executor
-from dross.engine.fit import PullPlan
+from dross.engine.fit import VjpPlan
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import InvalidInput
@@ -120,14 +120,14 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
     run = record(p)
     query = dross.losses((p.X_val, p.Y_val))
     whole = run.influence(query).values
-    pull = Objective.pull_reverse
+    vjp = Objective.vjp_reverse
 
     def limited(self, theta, buffers, batch, a_g, *rest):
         if len(a_g) > 2:
             raise torch.OutOfMemoryError("no memory for so many")
-        return pull(self, theta, buffers, batch, a_g, *rest)
+        return vjp(self, theta, buffers, batch, a_g, *rest)
 
-    monkeypatch.setattr(Objective, "pull_reverse", limited)
+    monkeypatch.setattr(Objective, "vjp_reverse", limited)
     with pytest.warns(dross.DrossWarning, match="continuing with . of the queries"):
         found = run.influence(query).values
     np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
@@ -135,7 +135,7 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
     def impossible(*_):
         raise torch.OutOfMemoryError("none at all")
 
-    monkeypatch.setattr(Objective, "pull_reverse", impossible)
+    monkeypatch.setattr(Objective, "vjp_reverse", impossible)
     with (
         pytest.warns(dross.DrossWarning, match="continuing with 1 instances"),
         pytest.raises(torch.OutOfMemoryError) as error,
@@ -144,16 +144,16 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
     assert "an instance and one query do not fit" in error.value.__notes__[0]
 
 
-@pytest.mark.parametrize("kind", ["gradient", "pull_reverse", "pull_forward"])
+@pytest.mark.parametrize("kind", ["gradient", "vjp_reverse", "vjp_forward"])
 def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     """The sums of its parts are those of the whole, to rounding; one query at a time by then."""
     p = problem("cnn", "adam")
     run = record(p, keep=dross.tape.Checkpoints(every=4))
     query = dross.losses((p.X_val[:3], p.Y_val[:3]))
     size = max(len(step.ids) for step in run.recording.segment(0).steps)
-    if kind == "pull_forward":
+    if kind == "vjp_forward":
         for count in range(1, size + 1):
-            run.recording.executor.fit.plans[count.bit_length()] = PullPlan(True, 8)
+            run.recording.executor.fit.plans[count.bit_length()] = VjpPlan(True, 8)
     whole, pass_ = run.influence(query).values, getattr(Objective, kind)
 
     def limited(self, theta, buffers, batch, *rest):
@@ -174,14 +174,14 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
 @pytest.mark.parametrize("model", ["batchnorm", "dropout"])
 def test_a_batch_whose_instances_share_something_is_not_cut(model, record, monkeypatch):
     p = problem(model, "sgd")
-    run, pull = record(p), Objective.pull_reverse
+    run, vjp = record(p), Objective.vjp_reverse
 
     def limited(self, theta, buffers, batch, *rest):
         if len(batch.c) > 3:
             raise torch.OutOfMemoryError("no memory for so many")
-        return pull(self, theta, buffers, batch, *rest)
+        return vjp(self, theta, buffers, batch, *rest)
 
-    monkeypatch.setattr(Objective, "pull_reverse", limited)
+    monkeypatch.setattr(Objective, "vjp_reverse", limited)
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
     assert "cannot be cut" in error.value.__notes__[0]

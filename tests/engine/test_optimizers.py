@@ -8,7 +8,7 @@ import torch
 
 from dross.engine.optim import SUPPORTED, current_numbers, read_optimizer
 from dross.engine.state import Derivative, State
-from dross.engine.step import ClipNorm, ClipValue, Step, advance, pull, push
+from dross.engine.step import ClipNorm, ClipValue, Step, advance, jvp_step, vjp_step
 from dross.errors import NotSupported
 from tests.zoo import HAS_MUON, JUMPS, OPTIMIZERS
 
@@ -71,8 +71,8 @@ def test_pull_is_the_transpose_of_push(name, steps, clip):
     pure, state, step, g = setting(name, steps, clip)
     u, v = random_like(state, 3, 1), random_like(state, 3, 2)
     g_dot = draw(3, SIZE, seed=3)
-    forwards = push(pure, state, step, g, v, g_dot)
-    a_g, backwards = pull(pure, state, step, g, u)
+    forwards = jvp_step(pure, state, step, g, v, g_dot)
+    a_g, backwards = vjp_step(pure, state, step, g, u)
     expected = product(v, backwards) + (g_dot * a_g).sum(1)
     torch.testing.assert_close(product(forwards, u), expected, rtol=1e-11, atol=1e-12)
 
@@ -92,7 +92,7 @@ def test_push_agrees_with_finite_differences(name, clip):
 
     for slot in SQUARES & set(state.slots):  # a step of h must not make a square negative
         v.slots[slot].mul_(state.slots[slot])
-    tangent = push(pure, state, step, g, v, g_dot[None]).map(lambda t: t[0]).tensors()
+    tangent = jvp_step(pure, state, step, g, v, g_dot[None]).map(lambda t: t[0]).tensors()
     up, down = after(h).tensors(), after(-h).tensors()
     for part in up:
         difference = (up[part] - down[part]) / (2 * h)
@@ -105,11 +105,11 @@ def test_a_step_in_pieces_is_the_same_step(name, monkeypatch):
     u, g_dot = random_like(state, 2, 1), draw(2, SIZE, seed=3)
 
     def everything() -> dict[str, torch.Tensor]:
-        a_g, back = pull(pure, state, step, g, u)
-        found = {"a_g": a_g} | {f"pull {n}": t for n, t in back.tensors().items()}
-        forth = push(pure, state, step, g, u, g_dot).tensors()
+        a_g, back = vjp_step(pure, state, step, g, u)
+        found = {"a_g": a_g} | {f"vjp {n}": t for n, t in back.tensors().items()}
+        forth = jvp_step(pure, state, step, g, u, g_dot).tensors()
         after = advance(pure, state, step, g, {}).tensors()
-        return found | {f"push {n}": t for n, t in forth.items()} | after
+        return found | {f"jvp {n}": t for n, t in forth.items()} | after
 
     whole = everything()
     monkeypatch.setattr("dross.engine.update_rules._ON_CPU", 4)

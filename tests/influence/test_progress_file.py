@@ -27,9 +27,9 @@ def query(p):
 
 def count_pulls(run, monkeypatch) -> list:
     """A list with an entry for every reverse step from now on."""
-    taken, pull = [], run.recording.executor.pull
+    taken, pull = [], run.recording.executor.vjp
     counted = lambda *args: taken.append(1) or pull(*args)
-    monkeypatch.setattr(run.recording.executor, "pull", counted)
+    monkeypatch.setattr(run.recording.executor, "vjp", counted)
     return taken
 
 

@@ -124,14 +124,14 @@ def test_padded_texts_are_cut_where_a_pass_does_not_fit(tmp_path, per_token, mon
     assert few.values.shape[0] == 5 and np.abs(few.values).max() > 1e-6
     mean = recording.objective, recording.state_at(recording.tape.steps)
     assert len(query.evaluate(*mean)) == 5
-    pull = Objective.pull_reverse
+    pull = Objective.vjp_reverse
 
     def limited(self, theta, buffers, batch, *rest):
         if len(batch.x["input_ids"]) > 1:
             raise torch.OutOfMemoryError("no memory for so many")
         return pull(self, theta, buffers, batch, *rest)
 
-    monkeypatch.setattr(Objective, "pull_reverse", limited)
+    monkeypatch.setattr(Objective, "vjp_reverse", limited)
     with pytest.warns(dross.DrossWarning, match="instances of a batch at once"):
         warnings.filterwarnings("ignore", message="Out of memory: continuing with . of the queries")
         found = (run.run if per_token else run).influence(query)

@@ -250,7 +250,7 @@ def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, bat
     c = torch.full((len(batch.c),), 1 / len(batch.c), dtype=batch.c.dtype, device=batch.c.device)
     try:
         with sharded.training():
-            sharded.pull_reverse(theta, {}, replace(batch, c=c), probe_direction(theta), {})
+            sharded.vjp_reverse(theta, {}, replace(batch, c=c), probe_direction(theta), {})
     except (RuntimeError, NotImplementedError) as error:
         raise NotSupported(
             "The model has an operator without a second derivative, so its runs cannot be "

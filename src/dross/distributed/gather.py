@@ -29,7 +29,7 @@ from ..data.batch import AnyBatch, Batch
 from ..engine.autodiff import apply_model
 from ..engine.conv import WIDE, convolutions
 from ..engine.executor import Executor
-from ..engine.objective import Buffers, Gradient, Objective, Pulled
+from ..engine.objective import Buffers, Gradient, Objective, Vjp
 from ..engine.state import Layout
 from ..errors import InputChanged, InvalidInput, NotSupported
 from ..replay.recording import Recording
@@ -433,7 +433,7 @@ class ShardedObjective(Objective):
                 (g,) = torch.autograd.grad(losses, theta, weights)
         return g, losses.detach(), moved
 
-    def pull_reverse(
+    def vjp_reverse(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -441,10 +441,10 @@ class ShardedObjective(Objective):
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool = True,
-    ) -> Pulled:
-        """`Objective.pull_reverse`: the terms of this rank's instances, its shard of H a_g."""
+    ) -> Vjp:
+        """`Objective.vjp_reverse`: the terms of this rank's instances, its shard of H a_g."""
         with saving_notes():
-            return super().pull_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
+            return super().vjp_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -474,7 +474,7 @@ class ShardedExecutor(Executor):
         """`ShardedObjective.gradient`."""
         return self.fit.gradient(batch.load(), theta, buffers)
 
-    def pull(
+    def vjp(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -482,12 +482,10 @@ class ShardedExecutor(Executor):
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool = True,
-    ) -> Pulled:
-        """`ShardedObjective.pull_reverse`."""
+    ) -> Vjp:
+        """`ShardedObjective.vjp_reverse`."""
         with convolutions(batch.c.device, wide=WIDE):
-            return self.objective.pull_reverse(
-                theta, buffers, batch.load(), a_g, a_buffers, hessian
-            )
+            return self.objective.vjp_reverse(theta, buffers, batch.load(), a_g, a_buffers, hessian)
 
 
 def shard_objective(

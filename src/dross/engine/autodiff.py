@@ -116,7 +116,7 @@ def times(rows: Tensor, factor: Tensor) -> Tensor:
 
 
 def probe_direction(theta: Tensor) -> Tensor:
-    """A direction to try a pull with: [1, p], the same every time."""
+    """A direction to try a vjp with: [1, p], the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)
 

@@ -31,7 +31,7 @@ from .cpu_program import Programs
 from .cuda_graph import Graphs
 from .device import manage_threads, set_threads_for
 from .fit import Fit, count_flops
-from .objective import Buffers, Gradient, Objective, Pulled
+from .objective import Buffers, Gradient, Objective, Vjp
 
 _KINDS = ("auto", "eager")
 _LEAST_SHRINK = 2.0**-16  # how much less the losses count, at the least, to stay in float16
@@ -65,7 +65,7 @@ class Executor:
         self._choose_threads(thetas[0], first, batch, len(thetas))
         return self.run("step of many models", self.fit.gradients, batch, thetas, buffers, w, cut)
 
-    def pull(
+    def vjp(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -73,7 +73,7 @@ class Executor:
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool = True,
-    ) -> Pulled:
+    ) -> Vjp:
         """The adjoint of (theta, w, buffers) -> (g, moved buffers), run the fastest way.
 
         Arguments:
@@ -89,15 +89,15 @@ class Executor:
         """
         self._choose_threads(theta, buffers, batch, len(a_g))
 
-        def pull(batch: AnyBatch, a_g: Tensor, a_buffers: Buffers) -> Pulled:
+        def vjp(batch: AnyBatch, a_g: Tensor, a_buffers: Buffers) -> Vjp:
             given = (theta, buffers, a_g, a_buffers, hessian)
-            return self.run("reverse step", self.fit.pull, batch, *given)
+            return self.run("reverse step", self.fit.vjp, batch, *given)
 
         if self.objective.precision.narrow is torch.float16:
-            return _pull_in_range(pull, batch, a_g, a_buffers)
-        return pull(batch, a_g, a_buffers)
+            return _vjp_in_range(vjp, batch, a_g, a_buffers)
+        return vjp(batch, a_g, a_buffers)
 
-    def push(
+    def jvp(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -106,10 +106,10 @@ class Executor:
         buffers_dot: Buffers,
         w_dot: Tensor,
     ) -> tuple[Tensor, Buffers]:
-        """`Objective.push`, always as it stands."""
+        """`Objective.jvp`, always as it stands."""
         with convolutions(batch.c.device):
             loaded = batch.load()
-            return self.objective.push(theta, buffers, loaded, theta_dot, buffers_dot, w_dot)
+            return self.objective.jvp(theta, buffers, loaded, theta_dot, buffers_dot, w_dot)
 
     def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> tuple[Tensor, Buffers]:
         """`Objective.losses`, always as it stands and without derivatives."""
@@ -211,26 +211,26 @@ def is_eager() -> bool:
     return kind == "eager" or _get_current_dispatch_mode() is not None
 
 
-def _pull_in_range(
-    pull: Callable[[AnyBatch, Tensor, Buffers], Pulled],
+def _vjp_in_range(
+    vjp: Callable[[AnyBatch, Tensor, Buffers], Vjp],
     batch: AnyBatch,
     a_g: Tensor,
     a_buffers: Buffers,
     shrink: float = 1.0,
-) -> Pulled:
-    """pull(batch, a_g, a_buffers) in float16, whose numbers lie between 6e-8 and 65504.
+) -> Vjp:
+    """vjp(batch, a_g, a_buffers) in float16, whose numbers lie between 6e-8 and 65504.
 
-    A loop's GradScaler keeps gradients in that range, but an adjoint may have any size. A pull is
+    A loop's GradScaler keeps gradients in that range, but an adjoint may have any size. A vjp is
     linear in it, so it is computed for adjoints of length about 1 and scaled back. Where it
     overflows nevertheless, the losses count less, as a GradScaler would have it. All factors are
     powers of two, which round nothing.
     """
     factor = unit_factor(a_g)
     moved = {name: times(a, factor * shrink) for name, a in a_buffers.items()}
-    terms, product, before = pull(batch.scaled(shrink), times(a_g, factor), moved)
+    terms, product, before = vjp(batch.scaled(shrink), times(a_g, factor), moved)
     finite = bool(torch.isfinite(terms).all() & torch.isfinite(product).all())
     if not finite and shrink > _LEAST_SHRINK:
-        return _pull_in_range(pull, batch, a_g, a_buffers, shrink * 2.0**-8)
+        return _vjp_in_range(vjp, batch, a_g, a_buffers, shrink * 2.0**-8)
     back = 1 / (factor * shrink)
     a_before = {name: times(a, back) for name, a in before.items()}
     return times(terms.to(a_g.dtype), back), times(product, back), a_before

@@ -7,7 +7,7 @@ memory. The sums round differently, and nothing else changes. This is not possib
 share something: BatchNorm's statistics, the random numbers of dropout, a loss that looks at the
 whole batch.
 
-A pull is computed for as many queries at once as fit, by forward or by reverse mode. That choice
+A vjp is computed for as many queries at once as fit, by forward or by reverse mode. That choice
 counts operations and does not measure time: it must be the same in every retrace, because another
 way rounds differently. For the same reason a retrace that is interrupted saves all these choices.
 """
@@ -31,7 +31,7 @@ from ..errors import DrossWarning
 from .autodiff import probe_direction
 from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cuda_graph import Graphs
-from .objective import Buffers, Gradient, Objective, Pulled
+from .objective import Buffers, Gradient, Objective, Vjp
 from .tolerance import OTHER_KERNELS, ROUNDING, is_close
 
 Result = TypeVar("Result")
@@ -95,8 +95,8 @@ class MemoryGuard:
 
 
 @dataclass(frozen=True)
-class PullPlan:
-    """How the pull of batches of one size is computed."""
+class VjpPlan:
+    """How the vjp of batches of one size is computed."""
 
     forward_mode: bool
     queries_at_once: int
@@ -109,7 +109,7 @@ class Fit:
         """graphs: captured passes, whose memory can be given back."""
         self.objective = objective
         self.graphs = graphs
-        self.plans: dict[int, PullPlan] = {}  # by the size of the batch, to the next power of two
+        self.plans: dict[int, VjpPlan] = {}  # by the size of the batch, to the next power of two
         self.max_rows: dict[tuple[str, int], int] = {}  # at once, by the pass and the size
 
     # --- the passes -------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Fit:
         with convolutions(batch.c.device, many=True):
             return self.objective.gradients(thetas, buffers, batch, w, cut)
 
-    def pull(
+    def vjp(
         self,
         batch: Batch,
         theta: Tensor,
@@ -135,11 +135,11 @@ class Fit:
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool,
-    ) -> Pulled:
-        """`Objective.pull_forward` or `pull_reverse`, for as many queries at once as fit."""
+    ) -> Vjp:
+        """`Objective.vjp_forward` or `vjp_reverse`, for as many queries at once as fit."""
 
-        def compute(part: Batch) -> Pulled:
-            results: list[Pulled] = []
+        def compute(part: Batch) -> Vjp:
+            results: list[Vjp] = []
             done = 0
             while done < len(a_g):
                 plan = self._plan(theta, buffers, part, a_buffers)
@@ -148,33 +148,33 @@ class Fit:
                 count = some.stop - some.start
                 with self._guard_queries(count) if count > 1 else nullcontext():
                     results.append(
-                        self._pull_together(plan, theta, buffers, part, a_g[some], a_some, hessian)
+                        self._vjp_together(plan, theta, buffers, part, a_g[some], a_some, hessian)
                     )
                     done = some.stop
                 if done < some.stop:  # memory ran out
-                    self.plans[_size_class(part)] = PullPlan(plan.forward_mode, count // 2)
+                    self.plans[_size_class(part)] = VjpPlan(plan.forward_mode, count // 2)
             return results[0] if len(results) == 1 else _join_queries(results)
 
-        return self._in_micro_batches("pull", batch, theta, compute, _join_pulls)
+        return self._in_micro_batches("vjp", batch, theta, compute, _join_rows)
 
-    def _pull_together(
+    def _vjp_together(
         self,
-        plan: PullPlan,
+        plan: VjpPlan,
         theta: Tensor,
         buffers: Buffers,
         batch: Batch,
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool,
-    ) -> Pulled:
+    ) -> Vjp:
         device = batch.c.device
         if not plan.forward_mode:
             with convolutions(device):
-                pull = self.objective.pull_reverse
-                return pull(theta, buffers, batch, a_g, a_buffers, hessian)
+                vjp = self.objective.vjp_reverse
+                return vjp(theta, buffers, batch, a_g, a_buffers, hessian)
         with convolutions(device, wide=WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL):
-            pull = self.objective.pull_forward
-            return pull(theta, buffers, batch, a_g, a_buffers, hessian)
+            vjp = self.objective.vjp_forward
+            return vjp(theta, buffers, batch, a_g, a_buffers, hessian)
 
     # --- rows and queries -------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Fit:
 
     # --- forward or reverse mode ------------------------------------------------------------------
 
-    def _plan(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
+    def _plan(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> VjpPlan:
         """The plan for batches of this size, made for the first of them."""
         size = _size_class(batch)
         if size not in self.plans:
@@ -263,7 +263,7 @@ class Fit:
                 )
             most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
             at_once = 1 << max(0, most.bit_length() - 1)  # kernels are chosen for round sizes
-            self.plans[size] = PullPlan(forward, min(_MAX_QUERIES, max(_MIN_QUERIES, at_once)))
+            self.plans[size] = VjpPlan(forward, min(_MAX_QUERIES, max(_MIN_QUERIES, at_once)))
         return self.plans[size]
 
     # --- for a file -------------------------------------------------------------------------------
@@ -272,14 +272,14 @@ class Fit:
         """How passes are computed: another way would round differently."""
         plans = self.plans.items()
         return {
-            "pulls": [[size, [plan.forward_mode, plan.queries_at_once]] for size, plan in plans],
-            "cuts": [[name, size, rows] for (name, size), rows in self.max_rows.items()],
+            "plans": [[size, [plan.forward_mode, plan.queries_at_once]] for size, plan in plans],
+            "rows": [[name, size, rows] for (name, size), rows in self.max_rows.items()],
         }
 
     def load_json(self, saved: dict) -> None:
         """Take over the choices of an earlier process."""
-        self.plans = {size: PullPlan(*plan) for size, plan in saved["pulls"]}
-        self.max_rows = {(name, size): rows for name, size, rows in saved["cuts"]}
+        self.plans = {size: VjpPlan(*plan) for size, plan in saved["plans"]}
+        self.max_rows = {(name, size): rows for name, size, rows in saved["rows"]}
 
 
 # --- rows of a batch ------------------------------------------------------------------------------
@@ -329,14 +329,14 @@ def _join_gradients(parts: Sequence[Gradient]) -> Gradient:
     return _add(g), torch.cat(losses), buffers[-1]
 
 
-def _join_pulls(parts: Sequence[Pulled]) -> Pulled:
-    """What a pull gives for the whole batch. Buffers do not move where batches are cut."""
+def _join_rows(parts: Sequence[Vjp]) -> Vjp:
+    """The vjp of the whole batch. Buffers do not move where batches are cut."""
     terms, a_theta, a_buffers = zip(*parts)
     return torch.cat(terms, dim=1), _add(a_theta), a_buffers[-1]
 
 
-def _join_queries(parts: Sequence[Pulled]) -> Pulled:
-    """What a pull gives for all queries."""
+def _join_queries(parts: Sequence[Vjp]) -> Vjp:
+    """The vjp of all queries."""
     terms, a_theta, a_buffers = zip(*parts)
     joined = {name: torch.cat([a[name] for a in a_buffers]) for name in a_buffers[0]}
     return torch.cat(terms), torch.cat(a_theta), joined
@@ -363,12 +363,12 @@ def forward_mode_is_right(
     a_g = probe_direction(theta)
     a_buffers = {name: a[:1] for name, a in a_buffers.items()}
     try:
-        found = objective.pull_forward(theta, buffers, batch, a_g, a_buffers)
+        found = objective.vjp_forward(theta, buffers, batch, a_g, a_buffers)
     except torch.OutOfMemoryError:
         raise
     except (NotImplementedError, RuntimeError):
         return False
-    expected = objective.pull_reverse(theta, buffers, batch, a_g, a_buffers)
+    expected = objective.vjp_reverse(theta, buffers, batch, a_g, a_buffers)
     return all(is_close(*pair, OTHER_KERNELS) for pair in zip(found[:2], expected[:2]))
 
 

@@ -323,7 +323,7 @@ def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     batch = Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
     try:
         with objective.training():
-            objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})
+            objective.vjp_reverse(theta, buffers, batch, probe_direction(theta), {})
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:

@@ -2,12 +2,12 @@
 
     losses      l(z_i; theta), one number per instance
     gradient    g = sum_i w_i c_i grad l(z_i; theta)                what a training step needs
-    pull        the adjoint of (theta, w, buffers) -> (g, buffers)  what a reverse step needs
-    push        its tangent                                         what parameter influence needs
+    vjp         the adjoint of (theta, w, buffers) -> (g, buffers)  what a reverse step needs
+    jvp         its tangent                                         what parameter influence needs
 
 The paper's letters: z_i is an instance of the batch S_t, and c_i = 1/|S_t| in plain training. The
 weights w are all 1 in the real run; removing z_j is w_j: 1 -> 0. Algorithm 2 needs, for an adjoint
-u, the products <u, grad l_i> and H u. For a_g = -eta u, `pull` gives -eta c_i <u, grad l_i> and
+u, the products <u, grad l_i> and H u. For a_g = -eta u, `vjp` gives -eta c_i <u, grad l_i> and
 -eta H u.
 
 This file is mathematics only. How a pass is run (as a program, as a CUDA graph, how many queries at
@@ -46,7 +46,7 @@ from .state import Buffers, Layout
 
 Penalty = Callable[[dict[str, Tensor]], Tensor]
 Gradient = tuple[Tensor, Tensor, Buffers]  # g [p], losses [B], buffers after the pass
-Pulled = tuple[Tensor, Tensor, Buffers]  # terms [Q, B], a_theta [Q, p], a_buffers [Q, ...]
+Vjp = tuple[Tensor, Tensor, Buffers]  # terms [Q, B], a_theta [Q, p], a_buffers [Q, ...]
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Objective:
 
     # --- second order: the heart of a reverse step ------------------------------------------------
 
-    def pull_reverse(
+    def vjp_reverse(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -227,7 +227,7 @@ class Objective:
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool = True,
-    ) -> Pulled:
+    ) -> Vjp:
         """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
 
             terms_i  = c_i <a_g, grad l_i>                                    = d query / d w_i
@@ -266,7 +266,7 @@ class Objective:
         )
         return terms, a_theta, dict(zip(statistics, a_before))
 
-    def pull_forward(
+    def vjp_forward(
         self,
         theta: Tensor,
         buffers: Buffers,
@@ -274,8 +274,8 @@ class Objective:
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool = True,
-    ) -> Pulled:
-        """`pull_reverse` by forward mode: about the work of 2-3 training steps.
+    ) -> Vjp:
+        """`vjp_reverse` by forward mode: about the work of 2-3 training steps.
 
         One jvp gives the directional losses d_i = <a_g, grad l_i>. The derivative of
         sum_i c_i d_i in theta is the Hessian-vector product.
@@ -297,21 +297,21 @@ class Objective:
             _, d, moved = along
             return d, {name: moved[name] for name in statistics}
 
-        def pull_one(a_g: Tensor, a_buffers: Buffers) -> Pulled:
+        def vjp_one(a_g: Tensor, a_buffers: Buffers) -> Vjp:
             if not hessian:
                 d, _ = directional(theta, statistics, a_g)
                 return batch.c * d, torch.zeros_like(a_g), a_buffers
             along = lambda theta, statistics: directional(theta, statistics, a_g)
-            pulled: Any = vjp(along, theta, statistics)
-            (d, _), back = pulled
+            outputs: Any = vjp(along, theta, statistics)
+            (d, _), back = outputs
             return batch.c * d, *back((batch.c.to(d.dtype), a_buffers))
 
         if not single:
-            return vmap(pull_one, randomness="same")(a_g, a_buffers)
-        terms, a_theta, a_before = pull_one(a_g[0], {name: a[0] for name, a in a_buffers.items()})
+            return vmap(vjp_one, randomness="same")(a_g, a_buffers)
+        terms, a_theta, a_before = vjp_one(a_g[0], {name: a[0] for name, a in a_buffers.items()})
         return terms[None], a_theta[None], {name: a[None] for name, a in a_before.items()}
 
-    def push(
+    def jvp(
         self,
         theta: Tensor,
         buffers: Buffers,

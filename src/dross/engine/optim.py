@@ -73,7 +73,7 @@ class Optimizer:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether `pull` and `push` depend on the gradient, so that a retrace has to compute it."""
+        """Whether `vjp` and `jvp` depend on the gradient, so that a retrace has to compute it."""
         return self.rule is None or self.rule.needs_gradient
 
     def hyperparams(self, row: np.ndarray) -> list[Hyperparams]:
@@ -90,7 +90,7 @@ class Optimizer:
         """theta [p], slots and clock after a step with the gradient g [p]."""
         return self._whole.update(theta, slots, clock, g, self.hyperparams(row))
 
-    def pull(
+    def vjp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -100,9 +100,9 @@ class Optimizer:
         after: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The adjoint of `update`: of "theta", "g" and each slot, from those after it, [Q, ...]."""
-        return self._whole.pull(theta, slots, clock, g, self.hyperparams(row), after)
+        return self._whole.vjp(theta, slots, clock, g, self.hyperparams(row), after)
 
-    def push(
+    def jvp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -112,7 +112,7 @@ class Optimizer:
         before: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The tangent of `update`: of "theta" and each slot, from those before it and "g"."""
-        return self._whole.push(theta, slots, clock, g, self.hyperparams(row), before)
+        return self._whole.jvp(theta, slots, clock, g, self.hyperparams(row), before)
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, row: np.ndarray

@@ -323,7 +323,7 @@ class Parameterwise:
             theta, slots = (vmap(take) if theta.dim() > 1 else take)(theta, slots, g)
         return theta, slots, tuple(after_step(counters) for counters in clock)
 
-    def pull(
+    def vjp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -349,7 +349,7 @@ class Parameterwise:
             **{name: a_before[name] for name in slots},
         }
 
-    def push(
+    def jvp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -365,7 +365,7 @@ class Parameterwise:
         pushed: list[tuple[Tensor, Slots]] = []
         for (part, own, g_part, options), (dot, own_dot, g_dot, _) in zip(parameters, tangents):
             step = partial(self._differentiated, options)
-            along = partial(_push_along, step, (part, g_part, own))
+            along = partial(_jvp_along, step, (part, g_part, own))
             pushed.append(vmap(along)(dot, g_dot, own_dot))
         lead = before["theta"].shape[:-1]
         dot_after = self._join_slots([own for _, own in pushed], lead)
@@ -444,7 +444,7 @@ def _flatten(parts: list[Tensor], lead: torch.Size) -> Tensor:
     return torch.cat([part.reshape(*lead, -1) for part in parts], -1)
 
 
-def _push_along(step: Callable, at: tuple, *tangents: Any) -> Any:
+def _jvp_along(step: Callable, at: tuple, *tangents: Any) -> Any:
     return jvp(step, at, tangents)[1]
 
 

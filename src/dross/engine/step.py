@@ -5,11 +5,11 @@
 
 S is a GradScaler's scale, 1 without one. It keeps gradients in the range of float16, where a pass
 computes in that, and changes nothing else. objective.py knows the sum; this file knows the rest.
-`take_step` computes g and calls `advance` for the update, `pull` carries an adjoint from s_{t+1} back
-to s_t, and `push` a tangent from s_t on to s_{t+1}.
+`take_step` computes g and calls `advance` for the update, `vjp` carries an adjoint from s_{t+1} back
+to s_t, and `jvp` a tangent from s_t on to s_{t+1}.
 
-For plain SGD with rate eta, `pull` turns the adjoint u into a_g = -eta u and leaves u as it is;
-the objective's pull then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
+For plain SGD with rate eta, `vjp` turns the adjoint u into a_g = -eta u and leaves u as it is;
+the objective's vjp then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
 
 Shapes: p parameters, Q adjoints or tangents at once.
 """
@@ -111,7 +111,7 @@ def advance(
     return State(theta, slots, buffers, clock)
 
 
-def pull(
+def vjp_step(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative
 ) -> tuple[Tensor, Derivative]:
     """The adjoint of `advance`.
@@ -126,7 +126,7 @@ def pull(
     Returns:
         d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
     """
-    a_before = optimizer.pull(
+    a_before = optimizer.vjp(
         state.theta,
         state.slots,
         state.clock,
@@ -141,7 +141,7 @@ def pull(
     return _unscale(step, a_g), Derivative(a_before["theta"], a_slots, after.buffers)
 
 
-def push(
+def jvp_step(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor
 ) -> Derivative:
     """The tangent of `advance`.
@@ -160,7 +160,7 @@ def push(
     g_dot = _unscale(step, g_dot)
     if step.clip:
         g_dot = step.clip.derivative(_unscale(step, g), g_dot)
-    moved = optimizer.push(
+    moved = optimizer.jvp(
         state.theta,
         state.slots,
         state.clock,
@@ -173,7 +173,7 @@ def push(
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
-    """Whether `pull` and `push` depend on the gradient of the step."""
+    """Whether `vjp` and `jvp` depend on the gradient of the step."""
     return optimizer.needs_gradient or step.clip is not None
 
 

@@ -237,7 +237,7 @@ class Adam:
         return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
 
 
-def pull_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
+def vjp_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
     """Each source's adjoint: the sum over outputs of (d query / d output) (d output / d source)."""
     zero = torch.zeros_like(after["theta"])
 
@@ -248,7 +248,7 @@ def pull_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[s
     return {source: read_column(source) for source in sources}
 
 
-def push_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
+def jvp_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
     """How each output moves: the sum over sources of (d output / d source) source_dot."""
 
     def read_row(output: str) -> Tensor:
@@ -436,7 +436,7 @@ class Elementwise:
         after = self._chunked(step, {"theta": theta, "g": g}, slots)
         return after.pop("theta"), after, tuple(clock_after)
 
-    def pull(
+    def vjp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -451,11 +451,11 @@ class Elementwise:
         def back(group: int, at: Named, slots: Slots, after: Named) -> Slots:
             h = hyperparams[group]
             table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
-            return pull_by_table(table, after, sources)
+            return vjp_by_table(table, after, sources)
 
         return self._chunked(back, {"theta": theta, "g": g}, slots, after)
 
-    def push(
+    def jvp(
         self,
         theta: Tensor,
         slots: Slots,
@@ -470,7 +470,7 @@ class Elementwise:
         def move(group: int, at: Named, slots: Slots, before: Named) -> Slots:
             h = hyperparams[group]
             table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
-            return push_by_table(table, before, outputs)
+            return jvp_by_table(table, before, outputs)
 
         return self._chunked(move, {"theta": theta, "g": g}, slots, before)
 

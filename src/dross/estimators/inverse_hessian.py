@@ -240,7 +240,7 @@ class InstanceGradients:
         return np.arange(len(self.instances))
 
     def _pull(self, batch: LazyBatch, v: Tensor, hessian: bool):
-        return self.executor.pull(self.state.theta, self.state.buffers, batch, v, {}, hessian)
+        return self.executor.vjp(self.state.theta, self.state.buffers, batch, v, {}, hessian)
 
     def _batches(self, ids: np.ndarray) -> Iterator[LazyBatch]:
         chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]

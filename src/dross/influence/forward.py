@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._progress import progress_bar
 from ..engine.state import Derivative
-from ..engine.step import push, sum_over_batches
+from ..engine.step import jvp_step, sum_over_batches
 from ..replay.recording import Recording, TakenStep
 
 
@@ -81,12 +81,12 @@ def forward_step(
     """
     executor, state, buffers = recording.executor, taken.state, taken.state.buffers
 
-    def push_batch(item, buffers_dot: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def jvp_batch(item, buffers_dot: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         nonlocal buffers
         micro, batch = item
         present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
         scaled = batch.scaled(taken.step.scale)
-        g_dot, buffers_dot = executor.push(
+        g_dot, buffers_dot = executor.jvp(
             state.theta, buffers, scaled, tangent.theta, buffers_dot, -present
         )
         if buffers_dot:
@@ -94,6 +94,6 @@ def forward_step(
         return g_dot, buffers_dot
 
     items = zip(taken.step.micros, taken.batches)
-    g_dot, buffers_dot = sum_over_batches(items, tangent.buffers, push_batch, tangent.theta)
-    after = push(recording.optimizer, state, taken.step, taken.gradient, tangent, g_dot)
+    g_dot, buffers_dot = sum_over_batches(items, tangent.buffers, jvp_batch, tangent.theta)
+    after = jvp_step(recording.optimizer, state, taken.step, taken.gradient, tangent, g_dot)
     return replace(after, buffers=buffers_dot)

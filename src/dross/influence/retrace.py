@@ -29,10 +29,10 @@ from ..engine.step import (
     Step,
     group_steps,
     needs_gradient,
-    pull,
     sum_over_batches,
     take_step,
     unstack_steps,
+    vjp_step,
 )
 from ..replay.average import MODEL, Average, FinalModel
 from ..replay.recording import Recording
@@ -154,21 +154,21 @@ def reverse_step(
         _, g, _ = take_step(executor, optimizer, state, step, batches, reducer=reducer)
     if g is None:
         g = torch.zeros_like(state.theta)  # the update's derivative does not depend on it
-    a_g, before = pull(optimizer, state, step, g, after)
+    a_g, before = vjp_step(optimizer, state, step, g, after)
 
     found = []
     buffers = _buffers_before_each(executor, state, batches, bool(after.buffers))
 
-    def pull_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def vjp_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         k, _, batch = piece
-        terms, product, a_buffers = executor.pull(
+        terms, product, a_buffers = executor.vjp(
             state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian
         )
         found.append((piece, terms))
         return product, a_buffers
 
     pieces = reversed(reducer.own_part(batches))
-    product, a_buffers = sum_over_batches(pieces, after.buffers, pull_batch, before.theta)
+    product, a_buffers = sum_over_batches(pieces, after.buffers, vjp_batch, before.theta)
     terms = reducer.merge_terms(found[::-1], batches, before.theta)
     if hessian:
         product, terms = reducer.sum_over_theta(product, terms)
@@ -194,7 +194,7 @@ def _parts(recording: Recording, block: Block, model: FinalModel | Average) -> l
     """Cut a block into single steps, and on a GPU rows of steps that can be one pass."""
     if not block.steps:
         return []
-    # ranks exchange sums in every step, and a pull in float16 checks whether it was finite
+    # ranks exchange sums in every step, and a vjp in float16 checks whether it was finite
     looks = recording.objective.precision.narrow is torch.float16
     if looks or recording.reducer.size > 1 or not model.enters_once:
         return [slice(k, k + 1) for k in range(len(block.steps))]
