@@ -1,6 +1,7 @@
 """Shares of the possible gain, and what happens to data that need no cleaning, as Markdown.
 
     python -m benchmarks.outcome.summary runs/outcome.jsonl [--into docs/results]
+    python -m benchmarks.outcome.summary docs/results/outcome.csv
 
 The possible gain is that of removing exactly the wrong labels. Gains of all cases, models and sets
 are added up, then divided; intervals are from 1,000 bootstrap draws of sets. Numbers have a table
@@ -11,11 +12,12 @@ outcome.svg there.
 import argparse
 import csv
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+
+from ..tables import merge_rows
 
 BEST, NOTHING = "exactly the wrong ones", "nothing"
 CLEAN = "none"  # the kind of noise: data as they come
@@ -28,7 +30,10 @@ Cases = dict[tuple, dict[str, dict]]  # {(set, noise, situation, seed): {method:
 
 
 def read(path: Path) -> list[dict]:
-    """The lines of a file of results; a line that was cut off is left out."""
+    """The lines of a file of results, or of outcome.csv; a line that was cut off is left out."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return lines_of(list(csv.DictReader(file)))
     lines = path.read_text().splitlines() if path.exists() else []
     found = []
     for line in lines:
@@ -319,9 +324,6 @@ def write_rows(lines: list[dict], path: Path) -> None:
 
 def add_rows(lines: list[dict], methods: list[str], path: Path) -> None:
     """Put the rows of some methods into the table of every case."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from ..tables import merge_rows
-
     chosen = [line for line in lines if line["method"] in methods]
     merge_rows(path, [dict(zip(HEAD, row, strict=True)) for row in list_rows(chosen)], HEAD[:7])
 
