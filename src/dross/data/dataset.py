@@ -407,7 +407,8 @@ class Collated:
         collate: Callable[[list], Any],
         split: Callable[[Any], Pair] | None = None,
     ):
-        self.dataset, self.collate_fn = dataset, collate
+        self.dataset = dataset
+        self.collate_fn = collate
         self.split = _split_pair if split is None else split
 
     def __len__(self) -> int:

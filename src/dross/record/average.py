@@ -42,7 +42,8 @@ class AverageWatch:
         self.count = int(averaged.n_averaged)
 
     def _restore(self, earlier: AverageRecord) -> None:
-        self.steps, self.rates = earlier.steps.tolist(), earlier.rates.tolist()
+        self.steps = earlier.steps.tolist()
+        self.rates = earlier.rates.tolist()
         own = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         with torch.no_grad():
             for name, value in earlier.tensors.items():
@@ -56,12 +57,12 @@ class AverageWatch:
         """Whether all updates have been noted."""
         return int(self.averaged.n_averaged) == self.count
 
-    def poll(self, steps: int, live: TorchBinding, *, halfway: bool = False) -> None:
+    def poll(self, steps: int, binding: TorchBinding, *, halfway: bool = False) -> None:
         """Note updates since the last time: they averaged the model as it is after `steps` steps.
 
         Arguments:
             steps: how many have been taken.
-            live: the model.
+            binding: the model.
             halfway: whether a forward pass has moved its buffers since.
 
         Raises:
@@ -75,10 +76,10 @@ class AverageWatch:
             )
         if now == self.count:
             return
-        if halfway and live.layout.moving_buffers:
+        if halfway and binding.layout.moving_buffers:
             raise NotSupported(
                 f"The averaged model was updated between the forward pass and step {steps}: it "
-                f"has '{live.layout.moving_buffers[0]}' of one step and parameters of another. "
+                f"has '{binding.layout.moving_buffers[0]}' of one step and parameters of another. "
                 "Call update_parameters after optimizer.step()."
             )
         before = self._last
@@ -87,12 +88,12 @@ class AverageWatch:
             self.steps.append(steps)
             self.rates.append(rate)
             if before is not None:
-                before = before + (live.read_theta() - before) * rate
-            self._follow_buffers(live, rate if self.averaged.use_buffers else 1.0)
+                before = before + (binding.read_theta() - before) * rate
+            self._follow_buffers(binding, rate if self.averaged.use_buffers else 1.0)
         self.count = now
         if self._checked > _CHECKED_UPDATES:
             return
-        average = self._read(live)
+        average = self._read(binding)
         if before is not None and not is_close(average, before, OTHER_ORDER):
             raise NotSupported(
                 f"The averaged model after step {steps - 1} is not an average of the recorded "
@@ -102,24 +103,25 @@ class AverageWatch:
         self._checked += 1
         self._last = average if self._checked <= _CHECKED_UPDATES else None
 
-    def _follow_buffers(self, live: TorchBinding, rate: float) -> None:
-        buffers = live.layout.read_buffers(live.model)
+    def _follow_buffers(self, binding: TorchBinding, rate: float) -> None:
+        buffers = binding.layout.read_buffers(binding.model)
         floating = {name: b.cpu() for name, b in buffers.items() if b.is_floating_point()}
         old = self._buffers if rate < 1.0 else floating
         self._buffers = {name: old[name] + (b - old[name]) * rate for name, b in floating.items()}
 
-    def _read(self, live: TorchBinding) -> Tensor:
+    def _read(self, binding: TorchBinding) -> Tensor:
         named = dict(self.module.named_parameters())
-        like = live.parameters
-        own = {name: named[name].detach().to(like[name].device) for name in live.layout.names}
-        return live.layout.flatten(own)
+        like = binding.parameters
+        own = {name: named[name].detach().to(like[name].device) for name in binding.layout.names}
+        return binding.layout.flatten(own)
 
     def _rate(self, count: int) -> float:
         """a_n of the update after `count` of them, asked of the averaging function itself."""
         if count == 0:
             return 1.0  # the first one copies
         average = lambda old, new: self._average(old, new, count)
-        rate, rest = average(0.0, 1.0), average(1.0, 0.0)
+        rate = average(0.0, 1.0)
+        rest = average(1.0, 0.0)
         if not np.isclose(rate + rest, 1.0) or not np.isclose(
             average(2.0, -3.0), 2 * rest - 3 * rate
         ):
@@ -139,9 +141,9 @@ class AverageWatch:
             return float(pair[0])
         return float((own or get_swa_avg_fn())(pair[0], pair[1], number))
 
-    def record(self, live: TorchBinding) -> AverageRecord:
+    def record(self, binding: TorchBinding) -> AverageRecord:
         """What the tape keeps."""
-        moving = live.layout.moving_buffers
+        moving = binding.layout.moving_buffers
         how = "averaged" if self.averaged.use_buffers else "copied"
         buffers = self._read_named(moving)
         expected = self._buffers.items()
@@ -155,7 +157,7 @@ class AverageWatch:
                 DrossWarning,
                 stacklevel=2,
             )
-        tensors = self._read_named(live.layout.names) | buffers
+        tensors = self._read_named(binding.layout.names) | buffers
         steps = torch.tensor(self.steps, dtype=torch.int64)
         rates = torch.tensor(self.rates, dtype=torch.float64)
         return AverageRecord(steps, rates, tensors, AverageNotes(how, self.count))

@@ -47,7 +47,9 @@ class BatchPlan:
         epochs: int,
         steps_of: Callable[[int], int],
     ):
-        self.per_epoch, self.epochs, self.steps_of = per_epoch, epochs, steps_of
+        self.per_epoch = per_epoch
+        self.epochs = epochs
+        self.steps_of = steps_of
         self.steps = sum(steps_of(epoch) for epoch in range(epochs))
 
     def from_step(self, start: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -100,9 +102,9 @@ def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
 
 
-def plan_numbers(live: TorchBinding, lr: LearningRate | None, steps: int) -> np.ndarray:
+def plan_numbers(binding: TorchBinding, lr: LearningRate | None, steps: int) -> np.ndarray:
     """The optimizer's numbers at every step: [T, G, H]. lr: see `dross.train`."""
-    rows = np.repeat(live.numbers()[None], steps, axis=0)
+    rows = np.repeat(binding.numbers()[None], steps, axis=0)
     if lr is None:
         return rows
     if isinstance(lr, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -112,9 +114,9 @@ def plan_numbers(live: TorchBinding, lr: LearningRate | None, steps: int) -> np.
         )
     if isinstance(lr, torch.optim.lr_scheduler.LRScheduler):
         # our loop is the optimizer's step; torch would warn that it was never called
-        live.torch_optimizer._opt_called = True  # type: ignore[attr-defined]
+        binding.torch_optimizer._opt_called = True  # type: ignore[attr-defined]
         for t in range(steps):
-            rows[t] = live.numbers()
+            rows[t] = binding.numbers()
             lr.step()
         return rows
     rates = _read_rates(lr, steps)
@@ -124,7 +126,7 @@ def plan_numbers(live: TorchBinding, lr: LearningRate | None, steps: int) -> np.
             f"lr has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
             f"groups it must be [{steps}] or [{steps}, {groups}]."
         )
-    column = live.optimizer.columns.index("lr")
+    column = binding.optimizer.columns.index("lr")
     rows[:, :, column] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
     return rows
 

@@ -297,7 +297,7 @@ class Recorder:
                 f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
                 "instance of the batch."
             )
-        if instances is not None and self._tape.opened is None:
+        if instances is not None and not self._tape.is_open:
             check_first_batch(instances, ids, x, y)
         step, place = self._watch.position
         if loop.augment is not None:
@@ -310,7 +310,7 @@ class Recorder:
 
         A trainer calls it when it saves a checkpoint: the tape can be rewound to such a place.
         """
-        if self._tape.opened is None or self._closed:
+        if not self._tape.is_open or self._closed:
             return
         if self._watch.pending:
             raise InvalidInput(

@@ -80,7 +80,8 @@ def rehearse(
 
 def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
     """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
-    own, other = float(g.norm()), float(seen.norm())
+    own = float(g.norm())
+    other = float(seen.norm())
     if max(own, other) > 2 * min(own, other):
         raise NotSupported(
             f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
@@ -106,12 +107,12 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     objective = executor.objective
     if objective.precision.kernels == MATH:
         return None
-    given = (before.theta, before.buffers, batch)
+    gradient = lambda: objective.gradient(before.theta, before.buffers, batch)[0]
     with objective.training():
         with AttentionCalls() as calls:
-            own = objective.gradient(*given)[0]
+            own = gradient()
         with objective.precision.math_attention():
-            math = objective.gradient(*given)[0]
+            math = gradient()
     gap = float((own - math).norm() / own.norm().clamp_min(torch.finfo(own.dtype).tiny))
     narrow = objective.precision.narrow
     explained = ROUNDING_OF_LENGTH.relative(own.dtype)
@@ -132,7 +133,8 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
 
 def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
     """Refuse a data set that does not give the first batch again: it cannot be replayed."""
-    seen, again = tree_leaves((x, y)), tree_leaves(instances[ids])
+    seen = tree_leaves((x, y))
+    again = tree_leaves(instances[ids])
     pairs = zip(seen, again)
     same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
     if len(seen) != len(again) or not same:

@@ -23,7 +23,7 @@ from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
 from ..engine.precision import Autocast, Precision, allowed_kernels
-from ..engine.state import Layout, check_signature
+from ..engine.state import Layout, State, check_signature
 from ..errors import InputChanged, InvalidInput
 from ..tape.format import Manifest, check_same_run, describe
 from ..tape.reader import Tape
@@ -58,35 +58,26 @@ class UserLoop:
         return self.loss_name if self.loss_name in NAMED_LOSSES else self.loss
 
 
-@dataclass(frozen=True)
-class OpenTape:
-    """What is known from the first batch on."""
-
-    executor: Executor
-    live: TorchBinding
-    writer: TapeWriter | ddp.NoTape
-
-    def rehearsing(self, ranks: Reducer) -> Reducer:
-        """Who adds up the parts of a rehearsed step; shards come out of their passes summed."""
-        layout = self.live.layout
-        return (layout.ranks if isinstance(layout, GatheringLayout) else None) or ranks
-
-
 class LoopTape:
     """The tape that a loop is recorded on."""
+
+    # known from the first batch on
+    executor: Executor
+    binding: TorchBinding
+    writer: TapeWriter | ddp.NoTape
 
     def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: Manifest | None):
         """earlier: the manifest of a tape to be continued."""
         self.loop = loop
         self.folder = folder
         self.earlier = earlier
-        self.opened: OpenTape | None = None
+        self.is_open = False
 
     @property
     def steps(self) -> int:
         """How many steps are recorded, those before a resume included."""
-        if self.opened is not None:
-            return self.opened.writer.next_step
+        if self.is_open:
+            return self.writer.next_step
         return self.earlier.steps if self.earlier else 0
 
     @property
@@ -116,8 +107,8 @@ class LoopTape:
             assert isinstance(loop.ranks, RankReducer)
             tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
         state = tape.end_state().map(lambda t: t.to(loop.device))
-        live = TorchBinding(loop.model, loop.optimizer, layout, pure)
-        live.write(state, slots=bool(made.steps))
+        binding = TorchBinding(loop.model, loop.optimizer, layout, pure)
+        binding.write(state, slots=bool(made.steps))
 
     def _check_ranks(self, shards: int) -> None:
         """Refuse other ranks than those that began a tape of shards."""
@@ -125,47 +116,33 @@ class LoopTape:
         if shards != ranks:
             raise explain_other_ranks(self.folder, shards, ranks)
 
-    def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
+    def open(self, batch: Batch, cast: Autocast | None) -> None:
         """Inspect the model with its first batch, and begin or continue the tape.
 
         Arguments:
-            batch: the first one.
+            batch: the first one. Any later one changes nothing.
             cast: the autocast that it is computed in.
         """
-        if self.opened is None:
-            self.opened = self._open(batch, cast)
-        return self.opened
-
-    def settle_backward(self, inside: bool) -> None:
-        """Note whether backward() runs inside autocast. It is known when it runs first."""
-        assert self.opened is not None
-        objective = self.opened.executor.objective
-        assert objective.precision.autocast is not None
-        cast = replace(objective.precision.autocast, backward=inside)
-        precision = replace(objective.precision, autocast=cast)
-        executor = type(self.opened.executor)(replace(objective, precision=precision))
-        self.opened = replace(self.opened, executor=executor)
-        self.note(precision=precision)
-
-    def note(self, **entries: Any) -> None:
-        """Let the manifest say this from its next commit on."""
-        assert self.opened is not None
-        if isinstance(self.opened.writer, TapeWriter):
-            writer = self.opened.writer
-            writer.manifest = msgspec.structs.replace(writer.manifest, **entries)
-
-    def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
-        loop = self.loop
-        known = self.earlier.precision.autocast if self.earlier else None
-        if cast is not None and known is not None:
-            cast = replace(cast, backward=known.backward)
-        if not loop.model.training:
+        if self.is_open:
+            return
+        if not self.loop.model.training:
             raise InvalidInput(
                 "The model is in eval mode: call model.train() before recording a step."
             )
+        known = self.earlier.precision.autocast if self.earlier else None
+        if cast is not None and known is not None:
+            cast = replace(cast, backward=known.backward)
         precision = Precision(autocast=cast, kernels=allowed_kernels())
-        if fsdp.is_sharded(loop.model):
-            return self._open_shards(batch, precision)
+        if fsdp.is_sharded(self.loop.model):
+            state = self._open_shards(batch, precision)
+        else:
+            state = self._open_whole(batch, precision)
+        if self.earlier is None:
+            self.writer.flush(state)
+        self.is_open = True
+
+    def _open_whole(self, batch: Batch, precision: Precision) -> State:
+        loop = self.loop
         objective, pure = inspect_run(
             loop.model,
             loop.optimizer,
@@ -176,23 +153,22 @@ class LoopTape:
             precision=precision,
         )
         ddp.check_recordable(objective, loop.ranks)
-        executor = Executor(objective)
-        live = TorchBinding(loop.model, loop.optimizer, objective.layout, pure)
-        state = live.read()
+        self.executor = Executor(objective)
+        self.binding = TorchBinding(loop.model, loop.optimizer, objective.layout, pure)
+        state = self.binding.read()
         if loop.ranks.rank > 0:
-            return OpenTape(executor, live, ddp.NoTape(self.steps))
-        writer = TapeWriter(
-            self.folder,
-            self._describe(objective, pure),
-            loop.keep,
-            state.nbytes,
-            loop.expected_steps,
-        )
-        if self.earlier is None:
-            writer.flush(state)
-        return OpenTape(executor, live, writer)
+            self.writer = ddp.NoTape(self.steps)
+        else:
+            self.writer = TapeWriter(
+                self.folder,
+                self._describe(objective, pure),
+                loop.keep,
+                state.nbytes,
+                loop.expected_steps,
+            )
+        return state
 
-    def _open_shards(self, batch: Batch, precision: Precision) -> OpenTape:
+    def _open_shards(self, batch: Batch, precision: Precision) -> State:
         """The same for a loop under fully_shard. All ranks do this at once."""
         loop = self.loop
         ranks = loop.ranks
@@ -201,9 +177,10 @@ class LoopTape:
             loop.model, Layout((), (), (), ()), loop.loss, loop.loss_name, precision=precision
         )
         objective, sharded, pure = fsdp.inspect_sharded(bare, loop.optimizer, batch, ranks)
-        live = TorchBinding(loop.model, loop.optimizer, sharded.layout, pure)
-        state = live.read()
-        writer = ShardWriter(
+        self.executor = ShardedExecutor(sharded)
+        self.binding = TorchBinding(loop.model, loop.optimizer, sharded.layout, pure)
+        state = self.binding.read()
+        self.writer = ShardWriter(
             self.folder,
             self._describe(objective, pure),
             loop.keep,
@@ -211,9 +188,27 @@ class LoopTape:
             loop.expected_steps,
             ranks=ranks,
         )
-        if self.earlier is None:
-            writer.flush(state)
-        return OpenTape(ShardedExecutor(sharded), live, writer)
+        return state
+
+    def settle_backward(self, inside: bool) -> None:
+        """Note whether backward() runs inside autocast. It is known when it runs first."""
+        objective = self.executor.objective
+        assert objective.precision.autocast is not None
+        cast = replace(objective.precision.autocast, backward=inside)
+        precision = replace(objective.precision, autocast=cast)
+        self.executor = type(self.executor)(replace(objective, precision=precision))
+        self.note(precision=precision)
+
+    def note(self, **entries: Any) -> None:
+        """Let the manifest say this from its next commit on."""
+        if isinstance(self.writer, TapeWriter):
+            self.writer.manifest = msgspec.structs.replace(self.writer.manifest, **entries)
+
+    @property
+    def rehearsing(self) -> Reducer:
+        """Who adds up the parts of a rehearsed step; shards come out of their passes summed."""
+        layout = self.binding.layout
+        return (layout.ranks if isinstance(layout, GatheringLayout) else None) or self.loop.ranks
 
     def _describe(self, objective: Objective, pure: Optimizer) -> Manifest:
         """The manifest of a new tape, or that of the tape to be continued."""
@@ -236,8 +231,8 @@ class LoopTape:
 
     def save(self) -> None:
         """Write what is open, and name it in the manifest at once."""
-        if self.opened is not None:
-            self.opened.writer.save(self.opened.live.read())
+        if self.is_open:
+            self.writer.save(self.binding.read())
 
     def finish(
         self,
@@ -255,10 +250,10 @@ class LoopTape:
             buffers: of the model before micro-batches that no step followed, where there are any.
             average: the averaged model that is watched, if there is one.
         """
-        if self.opened is not None and whole:
-            state = self.opened.live.read()
+        if self.is_open and whole:
+            state = self.binding.read()
             state = state if buffers is None else replace(state, buffers=buffers)
-            record = None if average is None else average.record(self.opened.live)
-            self.opened.writer.finish(state, complete=complete, average=record)
+            record = None if average is None else average.record(self.binding)
+            self.writer.finish(state, complete=complete, average=record)
         elif complete and self.earlier is None:
             raise InvalidInput("Nothing was recorded.")

@@ -29,7 +29,7 @@ from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
 from .average import AverageWatch
 from .replayable import check_epoch, check_finite, compare_attention, rehearse
-from .user_loop import LoopTape, OpenTape, UserLoop
+from .user_loop import LoopTape, UserLoop
 
 _STEPS_BETWEEN_REHEARSALS = 32  # at least
 
@@ -61,7 +61,8 @@ class StepWatch:
     """The step that a loop is about to take, and its record once it is taken."""
 
     def __init__(self, loop: UserLoop, tape: LoopTape):
-        self.loop, self.tape = loop, tape
+        self.loop = loop
+        self.tape = tape
         self.gradients = GradientWatch(loop.model)
         self.inside = False  # a `with recorder.step(...)`
         self.stepping = False  # between the optimizer's two hooks
@@ -143,17 +144,17 @@ class StepWatch:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
         torch.clear_autocast_cache()  # of weights as they were before the last step
         cast = self._find_cast()
-        opened = self.tape.open(batch, cast)
+        self.tape.open(batch, cast)
         self._check_same_cast(cast)
-        live = opened.live
-        writer = opened.writer
-        buffers = live.layout.read_buffers(self.loop.model)
+        binding = self.tape.binding
+        writer = self.tape.writer
+        buffers = binding.layout.read_buffers(self.loop.model)
         self.poll_average()
         if self._pending:
             self._check_buffers()
             return buffers
         self.check_untouched()
-        read = cache(lambda: live.read(theta=self._after))  # the end of one is the next's start
+        read = cache(lambda: binding.read(theta=self._after))  # the end of one is the next's start
         writer.make_room(self._epoch, read)
         self._before = read() if writer.wants_state() else None
         self._buffers = buffers
@@ -161,7 +162,8 @@ class StepWatch:
 
     def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
-        loop, objective = self.loop, self._opened.executor.objective
+        loop = self.loop
+        objective = self.tape.executor.objective
         own_cast = nullcontext() if loop.autocast is None else loop.autocast.around("loss")
         with own_cast:
             with use_seed(loop.device, batch.seed):
@@ -177,7 +179,8 @@ class StepWatch:
 
         share: of each instance's loss in a loss of one number; by default it is their mean.
         """
-        layout, count = self._opened.live.layout, len(weights)
+        layout = self.tape.binding.layout
+        count = len(weights)
         single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
         if not single and loss.shape != (count,):
             raise InvalidInput(
@@ -202,10 +205,10 @@ class StepWatch:
 
     def compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
-        opened = self._opened
-        with opened.executor.training():
-            theta, buffers = opened.live.layout.read(self.loop.model)
-            return opened.executor.losses(theta, buffers, batch)[0]
+        executor = self.tape.executor
+        with executor.training():
+            theta, buffers = self.tape.binding.layout.read(self.loop.model)
+            return executor.losses(theta, buffers, batch)[0]
 
     # --- autocast: it is recorded, and the same for the whole run -----------------------------------
 
@@ -246,12 +249,12 @@ class StepWatch:
 
     @property
     def _recorded_cast(self) -> Autocast | None:
-        return self._opened.executor.objective.precision.autocast
+        return self.tape.executor.objective.precision.autocast
 
     # --- buffers ----------------------------------------------------------------------------------
 
     def _count_buffer_writes(self) -> dict[str, int]:
-        moving = self._opened.live.layout.moving_buffers
+        moving = self.tape.binding.layout.moving_buffers
         own = dict(self.loop.model.named_buffers()) if moving else {}
         return {name: own[name]._version for name in moving}
 
@@ -283,12 +286,12 @@ class StepWatch:
             raise NotSupported(
                 "The gradient is clipped twice in one step: dross follows one clip per step."
             )
-        if self.tape.opened is None:
+        if not self.tape.is_open:
             raise InvalidInput("There is nothing to clip before the first recorder.step.")
         self._clip = self._clip if clip is None else clip
-        live = self.tape.opened.live
-        parameters = live.parameters
-        return [parameters[name] for name in live.layout.listed or live.layout.names]
+        binding = self.tape.binding
+        layout = binding.layout
+        return [binding.parameters[name] for name in layout.listed or layout.names]
 
     # --- around the optimizer's step --------------------------------------------------------------
 
@@ -342,7 +345,7 @@ class StepWatch:
                 "recording."
             )
         self._check_buffers()
-        self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
+        self.gradients.check_step(self.tape.binding.layout, self.loop.optimizer, steps)
         self._scale *= scale_in_step(self.loop.optimizer)
         self.stepping = True
 
@@ -360,42 +363,42 @@ class StepWatch:
         if skips_step(self.loop.optimizer):
             self.stepping = False
             return self.skip_step()
-        opened = self._opened
         ranks = self.loop.ranks
         t = self.tape.steps
-        live = opened.live
-        writer = opened.writer
-        pure = live.optimizer
+        binding = self.tape.binding
+        writer = self.tape.writer
+        executor = self.tape.executor
+        pure = binding.optimizer
         check_same_structure(
-            pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
+            pure, read_optimizer(self.loop.optimizer, pure.group_sizes, binding.groups)
         )
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         shared = ddp.share_step(ranks, own, writer.opens_segment())
-        step = Step(shared.micros, live.numbers(), self._epoch, self._clip, self._scale)
+        step = Step(shared.micros, binding.numbers(), self._epoch, self._clip, self._scale)
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]
         pairs = zip(micros, self._pending)
         batches = [replace(batch, c=self.weights_on_device(micro)) for micro, (_, batch) in pairs]
-        g = self.gradients.flat(live.layout)
-        after = live.read_theta()
+        g = self.gradients.flat(binding.layout)
+        after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
         check_finite(t, State(after), g, self._losses, ids, kept=writer.segment_start)
         opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None
             rehearse(
-                opened.executor,
+                executor,
                 pure,
                 self._before,
                 step,
                 batches,
                 after=after,
                 seen=g,
-                ranks=opened.rehearsing(ranks),
+                ranks=self.tape.rehearsing,
                 t=t,
             )
             if not self._compared:
-                gap = compare_attention(opened.executor, self._before, batches[0])
+                gap = compare_attention(executor, self._before, batches[0])
                 self.tape.note(attention_gap=gap)
                 self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
@@ -428,7 +431,7 @@ class StepWatch:
         Its forward passes may still have moved BatchNorm's statistics: then its micro-batches stay,
         with weights of 0, and are part of the next step, which starts from the same parameters.
         """
-        if self._opened.live.layout.moving_buffers:
+        if self.tape.binding.layout.moving_buffers:
             for micro, _ in self._pending:
                 micro.weights[:] = 0
         else:
@@ -449,23 +452,18 @@ class StepWatch:
         dtype = torch.promote_types(self.loop.dtype, torch.float32)
         return torch.as_tensor(micro.weights, dtype=dtype, device=self.loop.device)
 
-    @property
-    def _opened(self) -> OpenTape:
-        assert self.tape.opened is not None  # by the first micro-batch
-        return self.tape.opened
-
     # --- between steps ----------------------------------------------------------------------------
 
     @property
     def is_untouched(self) -> bool:
         """Whether the parameters are where the last recorded step left them."""
-        return self._after is None or self._opened.live.holds(self._after)
+        return self._after is None or self.tape.binding.holds(self._after)
 
     def poll_average(self, *, halfway: bool = False) -> None:
         """Note updates of an averaged model from the parameters as they are now."""
-        if self.average is not None and self.tape.opened is not None:
+        if self.average is not None and self.tape.is_open:
             halfway = halfway or bool(self._pending)
-            self.average.poll(self.tape.steps, self.tape.opened.live, halfway=halfway)
+            self.average.poll(self.tape.steps, self.tape.binding, halfway=halfway)
 
     def check_untouched(self) -> None:
         """Refuse parameters that something other than the optimizer has changed."""
@@ -615,7 +613,8 @@ class ScalerWatch:
             stepped: called after the scaler's step, whether the optimizer took one or not.
         """
         self.scaler = scaler
-        own_unscale, own_step = scaler.unscale_, scaler.step
+        own_unscale = scaler.unscale_
+        own_step = scaler.step
 
         def unscale_(given: torch.optim.Optimizer) -> None:
             if given is not optimizer:

@@ -181,7 +181,8 @@ def check_same_run(earlier: Manifest, now: Manifest) -> None:
     if earlier.complete:
         may_differ = may_differ | {"device"}  # no step is left to be taken
     for key in sorted(set(Manifest.__struct_fields__) - may_differ):
-        before, after = getattr(earlier, key), getattr(now, key)
+        before = getattr(earlier, key)
+        after = getattr(now, key)
         if before != after:
             raise InputChanged(
                 f"The tape cannot be continued with other settings: {key} was {_show(before)} and "
@@ -338,7 +339,8 @@ def on_host(states: list[State]) -> list[State]:
 
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
     """The segment as named tensors, and what is needed beside them to read it again."""
-    steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
+    steps = segment.steps
+    micros = [micro for step in steps for micro in step.micros]
     first, *others = segment.states
     states = (State.stack(segment.states) if others else first.map(lambda t: t[None])).tensors()
     tensors = {f"{_STATE_PREFIX}{name}": t.cpu() for name, t in states.items()}
@@ -384,7 +386,8 @@ def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) 
     numbers = np.broadcast_to(tensors["numbers"].numpy(), (count, *tensors["numbers"].shape[1:]))
     clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
     scales = tensors["scales"].tolist() if "scales" in tensors else [1.0] * count
-    steps, at = [], 0
+    steps = []
+    at = 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
         clip = clip_from_numbers(*clip_rows[t])
         steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip, scales[t]))

@@ -203,7 +203,8 @@ def read_manifest(where: Path | Storage) -> Manifest:
         InputChanged: another version of dross wrote the tape in another format.
     """
     storage = open_storage(where)
-    folder, path = storage.address, storage.path(MANIFEST)
+    folder = storage.address
+    path = storage.path(MANIFEST)
     try:
         raw = storage.read(MANIFEST)
     except FileNotFoundError:
@@ -239,17 +240,16 @@ def summarize_tape(tape: Tape) -> dict[str, Any]:
 
 def describe_tape(tape: Tape) -> dict[str, str]:
     """The same in words: a name and a text for each row of a table."""
-    about = summarize_tape(tape)
-    planned, instances = about["planned_steps"], about["instances"]
-    of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
+    made = tape.manifest
+    of_planned = "" if made.planned in (None, tape.steps) else f" of {made.planned:,} planned"
     state = "complete" if tape.complete else "not complete: continue with resume=True"
+    segments = say_count(len(tape.entries), "segment")
     return {
-        "model": f"{about['model']}, {about['parameters']:,} parameters in training",
-        "optimizer": about["optimizer"],
-        "loss": about["loss"] + (" with a penalty" if about["penalty"] else ""),
-        "instances": "not recorded" if instances is None else f"{instances:,}",
+        "model": f"{made.model.name}, {sum(made.layout.sizes):,} parameters in training",
+        "optimizer": made.optimizer.name,
+        "loss": made.loss + (" with a penalty" if made.penalty else ""),
+        "instances": "not recorded" if made.instances is None else f"{made.instances:,}",
         "steps": f"{tape.steps:,}{of_planned} ({state})",
-        "kept": f"steps {tape.first:,} to {tape.steps:,} in "
-        f"{say_count(len(tape.entries), 'segment')}, {say_bytes(tape.nbytes)}",
-        "recorded on": f"{about['device']}, torch {about['torch']}, dross {about['dross']}",
+        "kept": f"steps {tape.first:,} to {tape.steps:,} in {segments}, {say_bytes(tape.nbytes)}",
+        "recorded on": f"{made.device}, torch {made.torch}, dross {made.dross}",
     }
