@@ -10,7 +10,6 @@ import pytest
 
 import dross
 from dross.cleaning import pipeline as pipeline
-from dross.cleaning import write_project
 from dross.cleaning.project import DIGESTED, Project
 from dross.cleaning.project_files import to_json
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
@@ -85,7 +84,7 @@ def test_a_clean_that_was_killed_while_reporting_is_finished_by_the_next(little,
     for name in ("project.json", "report.html", "scores.csv", "scores.parquet"):
         (little / name).unlink()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(write_project, "write_report", interrupted)
+        patched.setattr(pipeline, "write_report", interrupted)
         clean(little)
     with pytest.raises(CorruptFile, match="has not finished"):
         Project.open(little)

@@ -20,7 +20,7 @@ from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.job import Say
 from ..cleaning.judge import QUICK_SEEDS
 from ..cleaning.modality import PARTS, Frame
-from ..cleaning.pipeline import absolute
+from ..cleaning.pipeline import absolute, write_tables
 from ..cleaning.plans import KEEP, REMOVE, Recommendation
 from ..cleaning.project import (
     DIGESTED,
@@ -32,7 +32,6 @@ from ..cleaning.project import (
 )
 from ..cleaning.project_info import JobInfo, ProjectInfo
 from ..cleaning.scoring import rank, split_half_agreement
-from ..cleaning.write_project import write_tables
 from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
