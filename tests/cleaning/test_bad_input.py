@@ -10,7 +10,7 @@ import pytest
 import dross
 from dross._figures import encode_png
 from dross.cleaning.findings import describe_recommendation
-from dross.cleaning.plans import PlanResult, Recommendation, find_vanished
+from dross.cleaning.plans import Edits, PlanResult, Recommendation, class_effects
 from dross.cleaning.project import Project
 from dross.cli.app import main
 from tests.cleaning.made_inputs import QUICK, small_table
@@ -120,7 +120,7 @@ def test_a_removal_by_which_a_class_vanishes_is_judged_and_named(run, with_a_rar
     yew = instances[instances["label"] == "yew"]
     assert len(yew) == 3 and classes == ["ash", "birch", "yew"]
     for plan in project.plans:  # no rule takes the last of a class
-        assert not find_vanished(instances["label"], plan.removed, plan.relabelled, classes)
+        assert all(effect.left for effect in class_effects(instances["label"].tolist(), plan))
     last = int(yew["harm_rank"].max()) + 1
     code, printed = run("judge", with_a_rare_class, "--remove", last, "--seeds", 3, "--quick")
     assert code == 0 and "no training instance of 'yew' is left: no model can predict it" in printed
@@ -151,12 +151,13 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
 
 
 def test_a_class_vanishes_only_if_nothing_else_becomes_it():
-    labels = pandas.Series(["ash", "ash", "yew", "birch"])
-    classes = ["ash", "birch", "fir", "yew"]  # no fir was there before
-    assert find_vanished(labels, np.array([2, 3]), {}, classes) == ["birch", "yew"]
-    assert find_vanished(labels, np.array([2]), {0: "yew"}, classes) == []
-    assert find_vanished(labels, np.array([2]), {3: "yew"}, classes) == ["birch"]
-    assert find_vanished(pandas.Series(["1.5", "2"]), np.array([0]), {}, []) == []
+    def vanished(removed, relabelled):
+        effects = class_effects(["ash", "ash", "yew", "birch"], Edits(removed, relabelled))
+        return sorted(effect.name for effect in effects if not effect.left)
+
+    assert vanished([2, 3], {}) == ["birch", "yew"]
+    assert vanished([2], {0: "yew"}) == []
+    assert vanished([2], {3: "yew"}) == ["birch"]
 
 
 # --- labels that say little ---
@@ -193,7 +194,7 @@ def test_odd_labels_end_in_a_finished_project_that_loses_nothing(tmp_path, case,
     options = FEW | {"validation": validation, "labels": labels, "out": tmp_path / "run"}
     project = dross.clean(x, y, **options)
     recommendation = project.info.recommendation
-    assert recommendation["reason"].endswith(".") and len(recommendation["reason"]) > 20
+    assert recommendation.reason.endswith(".") and len(recommendation.reason) > 20
     assert len(project.instances) == 140 and len(project.label_table) == 50
     assert (project.folder / "report.html").exists()
     left = project.cleaned()[1] if project.recommended else y

@@ -157,7 +157,7 @@ WRONG = {
         "Did you mean 'number'",
     ),
     "an unknown model": (TWO_CLASSES, {"model": "mpl"}, "Did you mean 'mlp'"),
-    "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not a"),
+    "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not 1"),
     "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
     "too many runs": (

@@ -9,11 +9,11 @@ from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
 from .plans import (
-    REMOVE,
+    Edits,
     PlanResult,
+    class_effects,
     describe_actions,
     describe_figure,
-    find_vanished,
     name_figures,
 )
 from .project_info import ProjectInfo
@@ -86,7 +86,8 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
         why = f"Models get better beyond chance on held-out instances: {figures}."
     warnings = ""
     if info.classes:
-        warnings = _warn_of_one_class(instances) + _warn_of_vanished(plan, info, instances)
+        labels = instances["label"].tolist()
+        warnings = _warn_of_one_class(labels, plan) + _warn_of_vanished(labels, plan)
     return what, why + warnings
 
 
@@ -178,9 +179,9 @@ def _harmful(info: ProjectInfo, instances: Frame) -> str:
     )
 
 
-def _warn_of_vanished(plan: PlanResult, info: ProjectInfo, instances: Frame) -> str:
+def _warn_of_vanished(labels: list[str], plan: PlanResult) -> str:
     """A plan may take the last instances of a class."""
-    gone = find_vanished(instances["label"], plan.removed, plan.relabelled, info.classes)
+    gone = [effect.name for effect in class_effects(labels, plan) if not effect.left]
     if not gone:
         return ""
     it = "it" if len(gone) == 1 else "them"
@@ -191,18 +192,18 @@ def _warn_of_vanished(plan: PlanResult, info: ProjectInfo, instances: Frame) -> 
     )
 
 
-def _warn_of_one_class(instances: Frame) -> str:
+def _warn_of_one_class(labels: list[str], plan: PlanResult) -> str:
     """A ranking that blames one class mostly moves the decision between classes."""
-    removed = instances[instances["action"] == REMOVE]["label"].value_counts()
-    m = int(removed.sum())
-    if m < _FEWEST_TO_COMPARE:
+    count = len(plan.removed)
+    if count < _FEWEST_TO_COMPARE:
         return ""
-    shares = instances["label"].value_counts(normalize=True)
-    name, count = removed.index[0], removed.iloc[0]
-    if count < _MOST_FROM_ONE_CLASS * m or shares[name] > _CLASS_HOLDS_NEARLY_ALL:
+    removals = class_effects(labels, Edits(plan.removed, {}))
+    most = max(removals, key=lambda effect: effect.lost)
+    holds_nearly_all = most.before > _CLASS_HOLDS_NEARLY_ALL * len(labels)
+    if most.lost < _MOST_FROM_ONE_CLASS * count or holds_nearly_all:
         return ""
     return (
-        f" But {count} of them are '{name}': that shifts the decision between the classes more "
+        f" But {most.lost} of them are '{most.name}': that shifts the decision between the classes more "
         "than it removes mistakes. Look at them, and at those that are probably mislabelled, "
         "before you remove them."
     )

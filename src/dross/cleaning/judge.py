@@ -51,7 +51,7 @@ from .label_noise import (
     principal_components,
 )
 from .modality import PreparedData
-from .plans import NO_EDITS, Edits
+from .plans import NO_EDITS, Edits, class_effects
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
@@ -682,10 +682,8 @@ class RowJudgement(Judgement):
         """The classes that no training row has after the edits."""
         if not self.rows.classes:
             return []
-        before = self.prepared.y["train"].numpy()
-        left, after = self.fixed.apply(before, np.arange(len(before)))
-        gone = np.setdiff1d(before, after[left])
-        return [self.prepared.source.classes[int(place)] for place in gone]
+        effects = class_effects(self.prepared.part("train").labels, self.edits)
+        return [effect.name for effect in effects if not effect.left]
 
     def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
         """The verdict on what `measure` returns."""

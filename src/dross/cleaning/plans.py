@@ -18,6 +18,7 @@ being surer than it should be.
 Neither counts where the error or the log loss on the same rows gets worse.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -695,17 +696,33 @@ def describe_figure(name: str, figure: Figure) -> dict[str, str]:
     }
 
 
-def find_vanished(
-    labels: Any, removed: np.ndarray, relabelled: Mapping[int, str], classes: Sequence[str]
-) -> list[str]:
-    """The classes that have training instances, and none once some are removed or relabelled.
+@dataclass(frozen=True)
+class ClassEffect:
+    """What edits do to the training instances of a class."""
 
-    labels: the column `label` of `Project.instances`; relabelled: id -> its new label. Numbers are
-    not classes, and do not vanish.
+    name: str
+    before: int
+    lost: int  # removed, or relabelled as another class
+    left: int  # with those that are relabelled as this one
+
+
+def class_effects(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
+    """What edits do to every class that loses instances, the largest share first.
+
+    labels: the class of each training instance.
     """
-    left = labels.drop(removed).to_dict() | relabelled
-    gone = set(labels) - set(left.values())
-    return [name for name in classes if name in gone]
+    before = Counter(labels)
+    lost: Counter[str] = Counter(labels[id] for id in edits.removed)
+    gained: Counter[str] = Counter()
+    for id, label in edits.relabelled.items():
+        if label != labels[id]:
+            lost[labels[id]] += 1
+            gained[label] += 1
+    effects = [
+        ClassEffect(name, before[name], count, before[name] - count + gained[name])
+        for name, count in lost.items()
+    ]
+    return sorted(effects, key=lambda effect: -effect.lost / effect.before)
 
 
 def draw_plans(

@@ -1,15 +1,16 @@
 """The recommended plan as the page shows it, and warnings about what decisions do to classes."""
 
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.findings import describe_checked, describe_recommendation, warn_of_disagreement
-from ..cleaning.plans import list_measures, tabulate_plans
+from ..cleaning.plans import Edits, class_effects, list_measures, tabulate_plans
 from ..cleaning.project import Project
 from ..cleaning.report import draw_plans_figure, write_command
 
@@ -84,23 +85,17 @@ def class_warnings(
         decisions: By the id of the instance.
         regression: Labels are numbers; all instances count as one class.
     """
+    relabelled = {id: label for id, (action, label) in decisions.items() if action == "relabel"}
     if regression:
         labels = ["the data"] * len(labels)
-    total = Counter(labels)
-    lost: Counter[str] = Counter()
-    gained: Counter[str] = Counter()
-    for id, (action, label) in decisions.items():
-        moves = action == "relabel" and not regression and label != labels[id]
-        lost[labels[id]] += moves or action == "remove"
-        gained[label or ""] += moves
-    warnings = []
-    for name in sorted(+lost, key=lambda name: -lost[name] / total[name]):
-        share = lost[name] / total[name]
-        left = total[name] - lost[name] + gained[name]
-        if share >= _WARN_FROM_SHARE_LOST or left < _WARN_BELOW_INSTANCES_LEFT:
-            whose = "The training data" if regression else f"Class {name}"
-            warnings.append(
-                f"{whose} would lose {lost[name]} of {total[name]} instances "
-                f"({100 * share:.0f}\u00a0%); {left} would be left."
-            )
-    return warnings
+        relabelled = {}
+    removed = [id for id, (action, _) in decisions.items() if action == "remove"]
+    edits = Edits(np.array(removed, dtype=np.int64), relabelled)
+    return [
+        f"{'The training data' if regression else f'Class {effect.name}'} would lose {effect.lost} "
+        f"of {effect.before} instances ({100 * effect.lost / effect.before:.0f}\u00a0%); "
+        f"{effect.left} would be left."
+        for effect in class_effects(labels, edits)
+        if effect.lost >= _WARN_FROM_SHARE_LOST * effect.before
+        or effect.left < _WARN_BELOW_INSTANCES_LEFT
+    ]
