@@ -61,7 +61,7 @@ def test_last_epochs_keeps_exactly_those(record):
         scores = run.influence(query)
         np.testing.assert_array_equal(scores.by_epoch, whole.by_epoch[2:])
         np.testing.assert_array_equal(scores.values, whole.last_epochs(2).values)
-        with pytest.raises(InvalidInput, match="not among them"):
+        with pytest.raises(InvalidInput, match="step=0: the tape holds the model after"):
             run.parameters(step=0)
         with pytest.raises(InvalidInput, match="keeps only the last 2 epochs; 3 were asked for"):
             run.influence(query, epochs=3)

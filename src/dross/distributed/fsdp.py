@@ -223,7 +223,7 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
     with use_seed(theta.device, 0), use_arithmetic(model), torch.enable_grad(), saving_notes():
         generators = global_generators(theta.device)
         states = [g.get_state() for g in generators]
-        gathered = GatheredParameters(layout.units.single, leaves, 1.0)
+        gathered = GatheredParameters(layout.units.of, leaves, 1.0)
         with PassNotes(theta.device) as notes, objective.precision.cast("model"):
             outputs = objective.call(gathered, {}, batch.x)
         drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))

@@ -147,7 +147,7 @@ class GatheredParameters(Mapping[str, Tensor]):
         """What a pass reads.
 
         Arguments:
-            units: for each parameter a unit of its own.
+            units: for each parameter the unit that it belongs to.
             chunks: this rank's chunk of each parameter, as functions of its shard of theta.
             factor: of cotangents. 1/R where every rank computes the same and none is to count
                 more than once.
@@ -283,20 +283,18 @@ class Units:
         Raises:
             NotSupported: a module keeps its parameters somewhere else as well.
         """
-        whole = ranks.layout.layout
-        known = list(zip(whole.names, whole.shapes, ranks.layout.chunks))
-        parts = zip(known, ranks.layout.sizes(ranks.rank))
-        self._facts = {name: (shape, chunk, n) for (name, shape, chunk), n in parts}
-        self._ranks = ranks
-        self.single = {name: self._unit((name,)) for name in whole.names}
+        layout = ranks.layout
+        numbers = {name: k for k, name in enumerate(layout.layout.names)}
+        sizes = layout.sizes(ranks.rank)
         name_of = {id(p): name for name, p in model.named_parameters()}
+        self.of: dict[str, Unit] = {}  # a unit that each parameter belongs to
         self._wrapped = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
         self._modules: list[tuple[nn.Module, Unit, dict[str, str]]] = []
         for place, module in model.named_modules():
             held = {
                 key: name_of[id(p)]
                 for key, p in module._parameters.items()
-                if p is not None and name_of.get(id(p)) in self._facts
+                if p is not None and name_of.get(id(p)) in numbers
             }
             if not held:
                 continue
@@ -306,11 +304,17 @@ class Units:
                     "that cannot be gathered piece by piece. Retrace with group= and without "
                     "sharded=True."
                 )
-            self._modules.append((module, self._unit(tuple(dict.fromkeys(held.values()))), held))
-
-    def _unit(self, names: tuple[str, ...]) -> Unit:
-        shapes, chunks, sizes = zip(*(self._facts[name] for name in names))
-        return Unit(names, shapes, chunks, sizes, self._ranks)
+            names = tuple(dict.fromkeys(held.values()))
+            places = [numbers[name] for name in names]
+            unit = Unit(
+                names,
+                shapes=tuple(layout.layout.shapes[k] for k in places),
+                chunks=tuple(layout.chunks[k] for k in places),
+                sizes=tuple(sizes[k] for k in places),
+                ranks=ranks,
+            )
+            self.of.update(dict.fromkeys(names, unit))
+            self._modules.append((module, unit, held))
 
     @contextmanager
     def reading(self, read: Reader) -> Iterator[None]:
@@ -366,7 +370,7 @@ class GatheringLayout(Layout):
         sizes = self.ranks.layout.sizes(self.ranks.rank)
         chunks = dict(zip(self.names, theta.split(sizes, -1)))
         factor = 1 / self.ranks.size if self.alike[0] else 1.0
-        return GatheredParameters(self.units.single, chunks, factor)
+        return GatheredParameters(self.units.of, chunks, factor)
 
 
 @dataclass(frozen=True)

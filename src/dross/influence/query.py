@@ -137,15 +137,17 @@ class Query:
                 if not torch.isfinite(value).all():
                     raise Diverged(f"The query {self.name} is not finite at the trained model.")
                 values.append(torch.tensor(value.tolist(), dtype=torch.float64))
-                found = _derivatives(value.reshape(-1), [theta, *leaves.values()])
+                flat = value.reshape(-1)
+                eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
+                inputs = [theta, *leaves.values()]
+                row = batched_vjp([flat], inputs, [eye], rows_at_once=len(flat))
                 if self.added and rows:  # at once: one part is as large as the parameters
-                    found = [total + part for total, part in zip(rows.pop(), found)]
-                rows.append(found)
+                    row = [total + part for total, part in zip(rows.pop(), row)]
+                rows.append(row)
         a_theta, *a_buffers = [widen(torch.cat(parts)) for parts in zip(*rows)]
         slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
-        return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), _combine(
-            values, self.added
-        )
+        seed = Derivative(a_theta, slots, dict(zip(floating, a_buffers)))
+        return seed, _combine(values, self.added)
 
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:
         try:
@@ -201,12 +203,6 @@ def _combine(values: list[Tensor], added: bool) -> Tensor:
     if added:
         return torch.stack(values).sum(0)
     return values[0] if len(values) == 1 else torch.cat(values)
-
-
-def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """d value_q / d input for every q: [[Q, *input.shape], ...]."""
-    eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
-    return batched_vjp([value], inputs, [eye], rows_at_once=len(value))
 
 
 # --- the queries that dross makes -----------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_whole
 from ..data.batch import Augment, LazyBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import checksum
@@ -26,6 +25,7 @@ from ..errors import InputChanged, InvalidInput, NotSupported
 from ..tape.format import Manifest, Segment
 from ..tape.reader import Tape
 from .average import AVERAGE, MODEL, Average, FinalModel
+from .schedule import check_step
 from .segments import Block, SegmentReplay, check_same
 
 
@@ -208,15 +208,9 @@ class Recording:
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
-        tape = self.tape
-        t = check_whole(t, "The number of steps")
-        if t == tape.steps:
-            return tape.end_state().map(self._move)
-        if not tape.first <= t <= tape.steps:
-            raise InvalidInput(
-                f"The tape holds the model after {tape.first} to {tape.steps} steps; {t} is not "
-                "among them."
-            )
+        check_step(self.tape, t)
+        if t == self.tape.steps:
+            return self.tape.end_state().map(self._move)
         (index,) = self.find_segments(t, t + 1)
         segment = self.segment(index)
         if len(segment.states) == len(segment.steps):

@@ -61,7 +61,8 @@ def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True
         begin: steps before this one are not asked for.
         check_end: whether the last step is taken in any case, to compare its end with the tape.
     """
-    taken, alone = 0, []
+    taken = 0
+    alone = []
     rows = [(0, steps, capacity)]
     while rows:
         low, high, fitting = rows.pop()
@@ -71,7 +72,8 @@ def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True
         if length == 1 and not check_end:
             alone.append(low)
         elif length <= max(1, fitting):
-            taken, check_end = taken + length, False
+            taken += length
+            check_end = False
         else:
             middle = low + split_point(length, fitting)
             taken += middle - low
@@ -105,13 +107,18 @@ def choose_steps(tape: Tape, *, epochs: int | None = None, step: int | None = No
     Raises:
         InvalidInput: where the tape does not hold those steps or epochs.
     """
-    stop = tape.steps if step is None else check_whole(step, "step")
-    if not tape.first <= stop <= tape.steps:
+    stop = tape.steps if step is None else check_step(tape, step)
+    oldest, newest = _epochs_before(tape, stop, epochs)
+    return StepRange(start_of_epoch(tape, oldest), stop, oldest, newest)
+
+
+def check_step(tape: Tape, step: int) -> int:
+    """A number of steps after which the tape has the model; raises InvalidInput."""
+    if not tape.first <= check_whole(step, "step") <= tape.steps:
         raise InvalidInput(
             f"step={step}: the tape holds the model after {tape.first} to {tape.steps} steps."
         )
-    oldest, newest = _epochs_before(tape, stop, epochs)
-    return StepRange(start_of_epoch(tape, oldest), stop, oldest, newest)
+    return step
 
 
 def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]:
@@ -120,7 +127,8 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         raise InvalidInput(f"epochs must be at least 1, not {epochs}.")
     if stop == tape.first:
         return (0, 0)
-    newest, oldest = _epoch_of(tape, stop - 1), tape.entries[0].epochs[0]
+    newest = _epoch_of(tape, stop - 1)
+    oldest = tape.entries[0].epochs[0]
     if epochs is None:
         return (oldest, newest)
     if tape.first > 0 and newest - epochs + 1 < oldest:

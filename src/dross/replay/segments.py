@@ -273,21 +273,23 @@ def _compare(
     tape: Tape,
 ) -> None:
     """Tolerates rounding (another loop's optimizer adds in another order), and nothing else."""
-    for name, value in recorded.items():
-        own = reached[name]
-        if torch.equal(own, value):
+    for name, expected in recorded.items():
+        value = reached[name]
+        if torch.equal(value, expected):
             continue
-        if not value.is_floating_point():
+        if not expected.is_floating_point():
             raise InputChanged(
                 f"Step {t - 1} replayed to another {name}: the run is of another model or data set."
             )
-        scale = size(value, ROUNDING)
-        if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):
-            made, difference = tape.manifest, size(own - value, ROUNDING)
+        scale = size(expected, ROUNDING)
+        least = torch.finfo(expected.dtype).tiny
+        if not is_close(value, expected, ROUNDING, scale=max(scale, least)):
+            difference = size(value - expected, ROUNDING)
+            manifest = tape.manifest
             raise InputChanged(
                 f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
-                f"of {scale:.1e}). The run was recorded on {made.device} with torch "
-                f"{made.torch}; this is {device} with torch {torch.__version__}. Retrace it "
+                f"of {scale:.1e}). The run was recorded on {manifest.device} with torch "
+                f"{manifest.torch}; this is {device} with torch {torch.__version__}. Retrace it "
                 "there, and pass the loss, the penalty and the data it was trained with; a loop of "
                 "your own must not change the model between steps."
             )
