@@ -23,7 +23,7 @@ import torch
 from scipy import stats
 
 import dross
-from dross.influence.retrace import retrace, reverse_steps
+from dross.influence.retrace import retrace
 
 from ..tables import make_parser, print_head, print_row
 from .stages import Experiment
@@ -40,17 +40,6 @@ CONFIGURATIONS = [  # rate, batch, epochs
     (1e-3, 8, 3),
     (3e-3, 8, 3),
 ]
-
-
-def measure_growth(run: dross.Run, query: dross.Query) -> float:
-    """|adjoint before the first step| / |adjoint after the last|, of theta."""
-    recording = run.recording
-    adjoint, _ = query.derivative(recording.objective, recording.state_at(run.steps))
-    end = float(adjoint.theta.norm())
-    with recording.executor.training():
-        for block in recording.walk_backward(recording.tape.first, run.steps):
-            adjoint, _ = reverse_steps(recording, block, adjoint, True, lambda n: None)
-    return float(adjoint.theta.norm()) / end
 
 
 def measure_bend(run: dross.Run, query: dross.Query, seed: int) -> tuple[float, float]:
@@ -82,7 +71,7 @@ def try_one(options: argparse.Namespace) -> dict:
     plain = retrace(run.recording, query, hessian=False).values
     bend, way = measure_bend(run, query, options.seed)
     return found | {
-        "growth": measure_growth(run, query),
+        "growth": scores.details["adjoint_growth"],
         "without H": 1 - float(np.corrcoef(plain, scores.values)[0, 1]),
         "bend": bend,
         "way": way,

@@ -13,7 +13,7 @@ import torch
 
 from .._checks import check_whole
 from .._figures import open_axes, plot_ranked
-from .._text import paragraph, table
+from .._text import paragraph, say_count, table
 from ..data.sealed import read_sealed, write_sealed
 from ..errors import InvalidInput
 from ..replay.average import MODEL
@@ -71,8 +71,7 @@ class Scores:
                 worst = f", most harmful {j} ({self.values[j]:+.2e})"
         else:
             shape = f"{len(self.values)} queries x {shape}"
-        epochs = self.by_epoch.shape[-2]
-        length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+        length = say_count(self.by_epoch.shape[-2], "epoch")
         doubt = "; do not rely on them, see .trust" if self._is_wild else ""
         return f"<Scores of {shape} for {self.query.name}, {length}{worst}{doubt}>"
 
@@ -99,9 +98,10 @@ class Scores:
             return title + table(("most harmful", "score", "most helpful", "score"), rows)
         rows = []
         for q, values in enumerate(self.values[: 2 * _SHOWN]):
-            low, high = self.most_harmful(1, q)[0], self.most_helpful(1, q)[0]
-            ends = (low, f"{values[low]:+.3e}", high, f"{values[high]:+.3e}")
-            rows.append((q, f"{(values < 0).mean():.0%}", *ends))
+            low = self.most_harmful(1, q)[0]
+            high = self.most_helpful(1, q)[0]
+            harmful = f"{(values < 0).mean():.0%}"
+            rows.append((q, harmful, low, f"{values[low]:+.3e}", high, f"{values[high]:+.3e}"))
         headers = ("query", "harmful", "most harmful", "score", "most helpful", "score")
         return title + table(headers, rows)
 
@@ -119,8 +119,8 @@ class Scores:
             InvalidInput: where there are several queries and `query` names none of them, or matplotlib
                 is not installed.
         """
-        ax, order = open_axes(ax), self._order(query)
-        plot_ranked(ax, np.atleast_2d(self.values)[query or 0][order])
+        ax = open_axes(ax)
+        plot_ranked(ax, np.atleast_2d(self.values)[query or 0][self._order(query)])
         ax.set_title(f"{self.query.name}, {len(self):,} instances", parse_math=False)
         return ax
 

@@ -134,9 +134,16 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
     pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
     columns = zip(*(_correlate(e, a) for e, a in pairs))
     tau, spearman, slope, jaccard = (float(np.mean(column)) for column in columns)
-    sentence = _sentence(len(instances), tau, slope)
-    numbers = (tau, spearman, slope, jaccard)
-    return Verification(instances, estimated, actual, *numbers, sentence)
+    return Verification(
+        instances=instances,
+        estimated=estimated,
+        actual=actual,
+        tau=tau,
+        spearman=spearman,
+        slope=slope,
+        jaccard=jaccard,
+        sentence=_sentence(len(instances), tau, slope),
+    )
 
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
