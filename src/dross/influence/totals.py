@@ -132,9 +132,8 @@ class ScoreTotals:
         self._own_file = file if ranks.rank == 0 else None
         shape = (steps.epochs, queries, len(recording.instances))
         self.totals = torch.zeros(shape, dtype=torch.float64)
-        # with little memory a block's states have to be freed before the next block is computed
-        late = self.device.type == "cuda" and recording.memory_limit is None
-        self._late_blocks = int(late)
+        self._late_blocks = int(self.device.type == "cuda")
+        self._little_memory = recording.memory_limit is not None
         self._waiting: list[_Terms] = []
 
     def resume(self, adjoint: Derivative) -> tuple[Derivative, int]:
@@ -163,6 +162,8 @@ class ScoreTotals:
         """
         if terms:
             self._waiting.append(_Terms(block, terms, adjoint, self.executor.fit.to_json()))
+            if self._little_memory:  # the block's states are freed before others are made
+                self._waiting[-1].copy.wait()
         while len(self._waiting) > self._late_blocks:
             self._count(self._waiting.pop(0))
 
@@ -186,18 +187,17 @@ class _Terms:
     """What a block adds to the scores, on its way to the host."""
 
     def __init__(self, block: Block, terms: Sequence[Tensor], adjoint: Derivative, choices: dict):
-        #: the steps with their numbers, the last one first
-        self.numbered: list[tuple[int, Step]] = list(enumerate(block.steps, start=block.first))[
-            ::-1
-        ]
+        numbered = list(enumerate(block.steps, start=block.first))
+        self.numbered: list[tuple[int, Step]] = numbered[::-1]  # the last step first
         self.adjoint = adjoint  # before the block's first step
         self.choices = choices
         together = torch.cat([*terms], dim=1).detach().double()
-        self._copy = HostCopy({"terms": together, "finite": torch.isfinite(adjoint.theta).all()})
+        finite = torch.isfinite(adjoint.theta).all()
+        self.copy = HostCopy({"terms": together, "finite": finite})
 
     def subtract_from(self, totals: Tensor, oldest: int) -> None:
         """Subtract the terms at their instances; one may be in a batch several times."""
-        arrived = self._copy.wait()
+        arrived = self.copy.wait()
         by_step = arrived["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
         if not bool(torch.isfinite(arrived["terms"]).all()):
             pairs = zip(self.numbered, by_step)
