@@ -283,7 +283,7 @@ def _no_losses() -> InvalidInput:
     return InvalidInput(
         "The loss of each instance is not known. Let training_step return it besides the mean, "
         '{"loss": losses.mean(), "losses": losses} with reduction="none", or give it to the '
-        'callback: DrossCallback(tape, loss="cross_entropy").'
+        'callback: DrossCallback("cross_entropy", path=...).'
     )
 
 
