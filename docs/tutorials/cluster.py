@@ -55,6 +55,6 @@ if __name__ == "__main__":
 
 # %% What if a worker dies?
 # Its pieces are given out again, with a warning. With a `folder`, results are kept as they come:
-# the same call goes on after a crash, on any backend. A verdict takes the same: `with
+# the same call continues after a crash, on any backend. A verdict takes the same: `with
 # joblib.parallel_config("dask"): dross.judge("runs/people")`.
 # [Scale](../scale.md#sweeps-over-a-cluster) has the limits.

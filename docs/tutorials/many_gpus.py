@@ -53,7 +53,7 @@ if first:
 
 # %% Retrace together
 # Each rank takes its part of every batch; sums are all-reduced, and every rank ends with all
-# scores. With `resume=folder` a job that died goes on, with any number of ranks.
+# scores. With `resume=folder` a job that died continues, with any number of ranks.
 scores = run.influence(dross.mean_loss(validation), group=dist.group.WORLD, resume="runs/progress")
 if first:
     worst = scores.most_harmful(30)
