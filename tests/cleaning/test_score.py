@@ -139,7 +139,7 @@ def test_scores_are_for_the_expected_error_of_what_the_run_held_out(tmp_path, ki
     whole = expected_error(pair, scale=scale)
     truth = runs[0].leave_one_out(whole, checked.verification.instances)
     np.testing.assert_allclose(checked.verification.actual, truth, atol=1e-7)
-    assert checked.verification.tau > 0.6 and set(checked.asked) <= set(parts[0].held_out)
+    assert checked.verification.tau > 0.6 and set(checked.queries) <= set(parts[0].held_out)
 
 
 def test_the_mean_is_over_the_runs_that_learned_an_instance():

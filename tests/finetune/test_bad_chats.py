@@ -1,5 +1,6 @@
 """Chats and models that cannot be used: each is a sentence."""
 
+import importlib
 import json
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from transformers.activations import ACT2FN
 
 import dross
+from dross import finetune
 from dross.cleaning.chats import ChatColumns, read_chats
 from dross.cli.app import main
 from dross.errors import InvalidInput, NotSupported
@@ -218,4 +220,4 @@ def test_missing_packages_are_named_with_the_command(model, monkeypatch):
         load(ChatOptions(str(model), lora=2))
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(InvalidInput, match=r"pip install 'dross\[finetuning\]'"):
-        load(ChatOptions(str(model)))
+        importlib.reload(finetune)

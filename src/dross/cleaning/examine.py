@@ -153,13 +153,13 @@ def _recommend(
     return _name_plans(job, recommendation, checked), places
 
 
-def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Recommendation:
+def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Recommendation:
     """Plans in ids and labels of the training part, with the corrections by a person."""
     by_person = checked.part == "train"
     corrected = checked.corrected if by_person else {}
     wrong = checked.wrong if by_person else []
     plans = []
-    for plan in found.plans:
+    for plan in unnamed.plans:
         labels = edited_labels(job.prepared, plan.relabelled.values())
         relabelled = dict(zip(plan.relabelled, labels, strict=True))
         relabelled = {id: label for id, label in relabelled.items() if id not in wrong} | corrected
@@ -174,8 +174,8 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
                 figures={name: plan.figures[name] for name in _SHOWN if name in plan.figures},
             )
         )
-    if found.recommended is not None or not (corrected or wrong):
-        return Recommendation(plans, found.recommended, found.state, found.reason)
+    if unnamed.recommended is not None or not (corrected or wrong):
+        return Recommendation(plans, unnamed.recommended, unnamed.state, unnamed.reason)
     only_checked = PlanResult(
         removed=np.array(sorted(wrong), dtype=np.int64),
         relabelled=dict(corrected),
@@ -183,7 +183,7 @@ def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Reco
         what=f"{describe_actions(len(wrong), len(corrected))}, as checked by you",
         figures={},
     )
-    return Recommendation([*plans, only_checked], CHECKED_ONLY, found.state, found.reason)
+    return Recommendation([*plans, only_checked], CHECKED_ONLY, unnamed.state, unnamed.reason)
 
 
 def _add_actions(
@@ -233,7 +233,7 @@ def _score(
 
 
 def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> RetrainingCheck:
-    found = verify(
+    check = verify(
         run,
         scored.by_run[0][part.learned],
         part.held_out,
@@ -244,10 +244,10 @@ def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> Retrai
         progress=job.progress,
     )
     job.say(
-        f"Checked {len(found.verification.instances)} scores by retraining without each instance: "
-        f"Kendall's tau between estimate and truth is {found.verification.tau:.2f}."
+        f"Checked {len(check.verification.instances)} scores by retraining without each instance: "
+        f"Kendall's tau between estimate and truth is {check.verification.tau:.2f}."
     )
-    return found
+    return check
 
 
 def _explain(

@@ -238,7 +238,7 @@ def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list[Hurt
         change = check.changes[:, place]
         lowest = np.argsort(change)[:_MAX_HURT]
         hurt[k] = [
-            Hurt(int(check.asked[v]), float(change[v]), measured=True)
+            Hurt(int(check.queries[v]), float(change[v]), measured=True)
             for v in lowest
             if change[v] < 0
         ]

@@ -81,7 +81,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if is_installed(usual):
         return usual, ""
     if kind == "text":
-        return NONE, f"Learnt from tf-idf alone; to try embeddings too: {install_command(usual)}"
+        return NONE, f"Learned from tf-idf alone; to try embeddings too: {install_command(usual)}"
     how = "a small network learns the pictures from scratch, as thumbnails"
     return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
 
@@ -92,7 +92,7 @@ def list_candidates(job: Job) -> list[Candidate]:
     request = job.request
     kind = job.prepared.source.kind
     backbone = job.backbone
-    asked = request.backbone is not None
+    requested = request.backbone is not None
     if options.make is not None and backbone == NONE:
         return [Candidate("custom")]
     if options.make is not None:
@@ -100,16 +100,16 @@ def list_candidates(job: Job) -> list[Candidate]:
     if kind == "images" and request.features is None:
         model = options.model or "mlp"
         if backbone == NONE:
-            tiny = options.model is None and _is_tiny(job.prepared) and not asked
+            tiny = options.model is None and _is_tiny(job.prepared) and not requested
             return [Candidate(options.model or ("mlp" if tiny else "cnn"))]
         with_features = Candidate(model, FEATURES, backbone)
-        return [with_features] if asked else [with_features, Candidate(model)]
+        return [with_features] if requested else [with_features, Candidate(model)]
     if kind == "text" and request.features is None:
         model = options.model or "linear"
         both = [Candidate(model, inputs, backbone) for inputs in (FEATURES, BOTH)]
         if backbone == NONE:
             return [Candidate(model)]
-        return both if asked else [Candidate(model), *both]
+        return both if requested else [Candidate(model), *both]
     if options.model is not None:
         return [Candidate(options.model)]
     if kind == "table" or request.features is not None:
@@ -154,12 +154,12 @@ class Trial:
 
     candidate: Candidate
     data: PreparedData
-    found: SearchResult
+    search: SearchResult
 
     @property
     def loss(self) -> float:
         """Its lowest validation loss at any rate."""
-        curves = self.found.curves.values()
+        curves = self.search.curves.values()
         return min((min(curve) for curve in curves if np.isfinite(curve).all()), default=np.inf)
 
 
@@ -216,13 +216,13 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     if len(trials) > 1:
         losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
         note = f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
-    recipe = taken.found.recipe
+    recipe = taken.search.recipe
     kept = KeptSearch(
         recipe=recipe.settings,
-        curves=taken.found.curves,
-        searched_epochs=taken.found.epochs,
-        seconds_per_step=taken.found.seconds_per_step,
-        enlarged=taken.found.enlarged,
+        curves=taken.search.curves,
+        searched_epochs=taken.search.epochs,
+        seconds_per_step=taken.search.seconds_per_step,
+        enlarged=taken.search.enlarged,
         encoding=taken.data.encoding,
         note=note,
     )
@@ -233,7 +233,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         f"Model: {taken.candidate.describe(kind)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
         f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
     )
-    return replace(job, prepared=add_note(taken.data, note)), taken.found
+    return replace(job, prepared=add_note(taken.data, note)), taken.search
 
 
 def count_trainings(job: Job) -> int:

@@ -35,7 +35,7 @@ from .modality import PreparedData
 from .training import MOMENTUM, Pair, Recipe
 
 _FEWEST_FOLDS = 4  # that runs hold out in turn
-_MAX_ASKED = 2000  # held-out instances whose own losses are compared
+_MOST_QUERIES = 2000  # held-out instances whose own losses are compared
 _INSTANCES_AT_ONCE = 4096
 _DEVIATIONS = 1.4826  # standard deviations of a normal variable per median absolute value
 _MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are rounding
@@ -278,8 +278,8 @@ class RetrainingCheck:
     """What retraining without some instances, one by one, did to each held-out instance."""
 
     verification: Verification  # in places among what the run learned
-    asked: np.ndarray  # int64: the ids of held-out instances, or of a sample of them
-    changes: np.ndarray  # [asked, checked]: how their losses changed
+    queries: np.ndarray  # int64: the ids of held-out instances, or of a sample of them
+    changes: np.ndarray  # [queries, checked]: how their losses changed
 
 
 def verify(
@@ -312,8 +312,8 @@ def verify(
     ids = np.concatenate([first, np.sort(sample)])
     without = replace(run, progress=progress).counterfactual([[k] for k in ids])
     shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(held_out))
-    asked = np.sort(shuffled[:_MAX_ASKED])
-    changes = without.changes(losses_of((pair[0][asked], pair[1][asked])))
+    queries = np.sort(shuffled[:_MOST_QUERIES])
+    changes = without.changes(losses_of((pair[0][queries], pair[1][queries])))
     actual = without.changes(expected_error(pair, scale=scale))
     verification = compare(ids, scores[ids], actual)
-    return RetrainingCheck(verification, held_out[asked], changes)
+    return RetrainingCheck(verification, held_out[queries], changes)

@@ -4,3 +4,14 @@ It uses what `cleaning/` has (the project's folder, decisions, copies, plans, ve
 report) and what `integrations/transformers/` has (recording, scores per token), and is above both.
 transformers and peft are imported only when something is fine-tuned.
 """
+
+from ..errors import InvalidInput, first_line
+
+try:
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise InvalidInput(
+        f"Fine-tuning needs transformers and accelerate ({first_line(error)}): "
+        "pip install 'dross[finetuning]'."
+    ) from None

@@ -71,8 +71,8 @@ class Examples:
 
     def labels(self, part: str) -> list[str]:
         """The beginning of each response."""
-        said = [self.chats[place].response.strip() for place in self.parts[part]]
-        return [text[:_LETTERS] + (" …" if len(text) > _LETTERS else "") for text in said]
+        texts = [self.chats[place].response.strip() for place in self.parts[part]]
+        return [text[:_LETTERS] + (" …" if len(text) > _LETTERS else "") for text in texts]
 
 
 def open_examples(
@@ -108,19 +108,19 @@ def open_examples(
         chats += [replace(chat, name=f"{part}: {chat.name}") for chat in read[part].chats]
     encoded = encode_chats(chats, loaded, options.max_tokens)
     chats = [chats[place] for place in encoded.places]
-    sizes = {part: len(found.chats) for part, found in read.items()}
+    sizes = {part: len(file.chats) for part, file in read.items()}
     belongs = np.repeat(list(sizes), list(sizes.values()))[encoded.places]
-    given = {part: np.flatnonzero(belongs == part) for part in sizes}
-    if len(given["train"]) < MIN_INSTANCES:
+    by_file = {part: np.flatnonzero(belongs == part) for part in sizes}
+    if len(by_file["train"]) < MIN_INSTANCES:
         raise InvalidInput(
-            f"There are {len(given['train'])} examples to learn from. dross splits them into "
+            f"There are {len(by_file['train'])} examples to learn from. dross splits them into "
             f"training, validation and test parts and needs at least {MIN_INSTANCES}; a verdict "
             "worth having takes a few hundred."
         )
-    said = [note for found in read.values() for note in found.notes]
-    notes = list(dict.fromkeys(said)) + encoded.notes
-    copies, counts = _find_copies(chats, given, device, progress)
-    parts = _split(given, copies, request.seed)
+    notes = list(dict.fromkeys(note for file in read.values() for note in file.notes))
+    notes += encoded.notes
+    copies, counts = _find_copies(chats, by_file, device, progress)
+    parts = _split(by_file, copies, request.seed)
     examples = Examples(chats, encoded, parts, notes)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
@@ -128,19 +128,19 @@ def open_examples(
                 f"The {part} part has {len(parts[part])} examples, and needs at least "
                 f"{_FEWEST_HELD_OUT}. Give more data, or a file of its own: --{part}."
             )
-    copies = _move_copies(copies, given["train"], parts)
+    copies = _move_copies(copies, by_file["train"], parts)
     moved = replace(count_copies(copies, classes=False), natural=counts.natural)
     return examples, (copies, moved)
 
 
 def _find_copies(
-    chats: list[Chat], given: dict[str, np.ndarray], device: torch.device, progress: bool
+    chats: list[Chat], by_file: dict[str, np.ndarray], device: torch.device, progress: bool
 ) -> Found:
     """Copies among everything, by the words that are said."""
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
     labels = np.array([chat.response for chat in chats], dtype=object)
     source = Source("text", "response", content, labels, [chat.name for chat in chats])
-    places = {part: given.get(part, np.zeros(0, dtype=np.int64)) for part in PARTS}
+    places = {part: by_file.get(part, np.zeros(0, dtype=np.int64)) for part in PARTS}
     try:
         encoder = TextEncoder(content)
     except InvalidInput:  # no word occurs twice: nothing is nearly the same
@@ -150,9 +150,9 @@ def _find_copies(
     return find_copies(assemble(source, places, x), device=device, progress=progress)
 
 
-def _split(given: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str, np.ndarray]:
+def _split(by_file: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str, np.ndarray]:
     """Parts with files of their own as they are; the others are drawn, copies together."""
-    data = given["train"]
+    data = by_file["train"]
     group = np.arange(len(data))
     first: dict[int, int] = {}
     for row in copies.table.itertuples():
@@ -160,11 +160,11 @@ def _split(given: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str,
             group[row.id] = first.setdefault(row.group, row.id)
     order = np.random.default_rng(mix_seeds(seed, 1)).permutation(np.unique(group))
     members = [np.flatnonzero(group == name) for name in order]
-    parts = dict(given)
+    parts = dict(by_file)
     wanted = round(_SHARE_HELD_OUT * len(data))
     start = 0
     for part in PARTS[1:]:
-        if part in given:
+        if part in by_file:
             continue
         drawn = [np.zeros(0, dtype=np.int64)]
         while sum(map(len, drawn)) < wanted:
@@ -187,7 +187,7 @@ def _move_copies(copies: Copies, data: np.ndarray, parts: dict[str, np.ndarray])
     table = copies.table.assign(
         part=np.array([part for part, _ in where], dtype=object), id=[k for _, k in where]
     )
-    trained = table.groupby("group")["part"].transform(lambda found: "train" in set(found))
+    trained = table.groupby("group")["part"].transform(lambda parts: "train" in set(parts))
     kept = trained.to_numpy(bool)
     if not kept.any():
         return no_copies()

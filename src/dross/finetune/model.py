@@ -1,14 +1,15 @@
 """Load the model and its tokenizer, and refuse with a clear message what cannot be scored."""
 
+import importlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from ..cleaning.chats import ChatOptions
@@ -40,25 +41,12 @@ class Loaded:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
-def import_transformers() -> Any:
-    """transformers, or InvalidInput with the command that installs it."""
+def _import(name: str, what: str) -> Any:
+    """A package; what: what needs it, as the beginning of a sentence."""
     try:
-        import accelerate  # noqa: F401
-        import transformers
-    except ImportError as error:
-        raise InvalidInput(
-            f"Fine-tuning needs transformers and accelerate ({first_line(error)}): "
-            "pip install 'dross[finetuning]'."
-        ) from None
-    return transformers
-
-
-def _import_peft() -> Any:
-    try:
-        import peft
+        return importlib.import_module(name)
     except ImportError:
-        raise InvalidInput("Adapters need peft: pip install 'dross[finetuning]'.") from None
-    return peft
+        raise InvalidInput(f"{what} {name}: pip install 'dross[finetuning]'.") from None
 
 
 def load(options: ChatOptions) -> Loaded:
@@ -68,21 +56,13 @@ def load(options: ChatOptions) -> Loaded:
         InvalidInput: there is no such model, tokenizer or chat template, or a package is missing.
         NotSupported: its weights are quantized, or it cannot be differentiated twice.
     """
-    with _no_bars():
-        return _load(options)
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Inside, transformers shows no progress bars of its own."""
-    logging = import_transformers().utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
     try:
-        yield
+        return _load(options)
     finally:
         if shown:
-            logging.enable_progress_bar()
+            transformers.logging.enable_progress_bar()
 
 
 def _load(options: ChatOptions) -> Loaded:
@@ -118,7 +98,6 @@ def _load(options: ChatOptions) -> Loaded:
 
 
 def _load_model(name: str) -> Any:
-    transformers = import_transformers()
     where, gguf = _locate(name)
     if gguf is None:
         config = _fetch(name, lambda **how: transformers.AutoConfig.from_pretrained(where, **how))
@@ -170,7 +149,9 @@ def _load_adapter(folder: Path) -> Any:
         raise NotSupported(
             f"{folder} is an adapter for a base model that cannot be differentiated. {error}"
         ) from None
-    return _import_peft().PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    return _import("peft", "Adapters need").PeftModel.from_pretrained(
+        model, str(folder), is_trainable=True
+    )
 
 
 def _locate(name: str) -> tuple[str, str | None]:
@@ -186,10 +167,7 @@ def _locate(name: str) -> tuple[str, str | None]:
             )
     else:
         return name, None
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise InvalidInput(f"{found[0]} needs gguf: pip install 'dross[finetuning]'.") from None
+    _import("gguf", f"{found[0]} needs")
     return str(found[0].parent), found[0].name
 
 
@@ -243,7 +221,7 @@ def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
 
 
 def _add_adapters(model: Any, options: ChatOptions) -> Any:
-    peft, rank = _import_peft(), options.lora
+    peft = _import("peft", "Adapters need")
     chosen = {id(module) for layer in _last_layers(model, options) for module in layer.modules()}
     names = [
         name
@@ -256,8 +234,9 @@ def _add_adapters(model: Any, options: ChatOptions) -> Any:
             f"`lora`; `last_layers` trains a part of the weights "
             "themselves."
         )
-    settings = {"r": rank, "lora_alpha": 2 * int(rank or 0), "lora_dropout": 0.0}
-    return peft.get_peft_model(model, peft.LoraConfig(**settings, target_modules=names))
+    rank = options.lora or 0
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=names)
+    return peft.get_peft_model(model, config)
 
 
 def check_second_derivative(loaded: Loaded, name: str) -> None:
@@ -291,7 +270,6 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
 
 
 def _load_tokenizer(options: ChatOptions) -> Any:
-    transformers = import_transformers()
     where, gguf = _locate(options.model)
     about = {} if gguf is None else {"gguf_file": gguf}
     make = transformers.AutoTokenizer.from_pretrained

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
 
 from .._progress import Advance
@@ -22,7 +23,7 @@ from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
 from .examples import IGNORED, Examples
-from .model import Loaded, import_transformers
+from .model import Loaded
 
 LOSS, ERROR = range(2)  # the measures of an example
 _EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope
@@ -89,7 +90,6 @@ class Tuner:
     ) -> Iterator[Any]:
         """Fine-tune; with a tape, the trainer answers about its run inside the block."""
         self.reset(seed)
-        callbacks = import_transformers().trainer_callback
         with self._threads(), tempfile.TemporaryDirectory(prefix="dross-") as place:
             arguments = {
                 "args": self._arguments(place, seed, steps),
@@ -97,13 +97,13 @@ class Tuner:
                 "data_collator": self.collate,
             }
             if tape is None:
-                trainer = import_transformers().Trainer(self.model, **arguments)
+                trainer = transformers.Trainer(self.model, **arguments)
             else:
                 from ..integrations.transformers import RecordingTrainer
 
                 trainer = RecordingTrainer(self.model, **arguments, path=tape, overwrite=True)
-            trainer.remove_callback(callbacks.PrinterCallback)
-            trainer.add_callback(_count_steps(callbacks.TrainerCallback, advance))
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.add_callback(_CountSteps(advance))
             trainer.train()
             if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
                 raise Diverged(
@@ -159,7 +159,7 @@ class Tuner:
 
     def _arguments(self, place: str, seed: int, steps: int) -> Any:
         on_gpu = self.device.type == "cuda"
-        return import_transformers().TrainingArguments(
+        return transformers.TrainingArguments(
             output_dir=place,
             per_device_train_batch_size=self.options.batch_size,
             max_steps=steps or self.steps,
@@ -187,8 +187,12 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([(each * learned).sum(1) / learned.sum(1) for each in measures])
 
 
-def _count_steps(base: Any, advance: Advance) -> Any:
-    def on_step_end(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        advance(1)
+class _CountSteps(transformers.TrainerCallback):
+    """Moves a progress bar."""
 
-    return type("CountSteps", (base,), {"on_step_end": on_step_end})()
+    def __init__(self, advance: Advance):
+        self.advance = advance
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """One step is done."""
+        self.advance(1)
