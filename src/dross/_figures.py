@@ -80,7 +80,8 @@ def open_axes(ax: Any) -> Any:
 def plot_ranked(ax: Any, values: np.ndarray) -> None:
     """Scores [N] from the lowest to the highest: what is below 0 is harmful."""
     ranked = np.sort(values)
-    places, harmful = np.arange(1, len(ranked) + 1), int((ranked < 0).sum())
+    places = np.arange(1, len(ranked) + 1)
+    harmful = int((ranked < 0).sum())
     for colour, name, which in ((RED, "harmful", ranked < 0), (BLUE, "helpful", ranked > 0)):
         label = f"{name}: {int(which.sum()):,}"
         ax.fill_between(places, 0, ranked, where=which, step="mid", color=colour, label=label)

@@ -138,12 +138,6 @@ def progress_bar(
             bar.close()
 
 
-@contextmanager
-def no_bar() -> Iterator[Advance]:
-    """The same, but nothing is shown or reported."""
-    yield lambda amount: None
-
-
 def show_progress(
     title: str, items: Sequence[int], *, show: bool = True, unit: str = "steps"
 ) -> Iterator[int]:

@@ -52,7 +52,8 @@ def load_flipped_digits(seed: int = 0) -> Digits:
     x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(x))
-    x, y = x[order] / 16, y[order].copy()
+    x = x[order] / 16
+    y = y[order].copy()
     true = y[:TRAIN].copy()
     flipped = np.zeros(TRAIN, dtype=bool)
     flipped[rng.choice(TRAIN, round(FLIPPED_SHARE * TRAIN), replace=False)] = True

@@ -125,7 +125,8 @@ def project_as_json(project: "Project") -> dict[str, Any]:
     """What `dross clean` found, and where the tables are that have a row per instance."""
     from ..cleaning.findings import list_findings
 
-    info, folder = project.info, project.folder
+    info = project.info
+    folder = project.folder
     recommended = project.recommended
     return {
         "dross": __version__,

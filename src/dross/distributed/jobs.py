@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .._progress import hide_progress, no_bar, progress_bar
+from .._progress import hide_progress, progress_bar
 from ..data.sealed import read_sealed, write_sealed
 from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput, first_line
 
@@ -153,8 +154,8 @@ def sweep(
     """
     spread = uses_workers(n_jobs)
     missing = dict(enumerate(pieces))
-    bar = progress_bar(what, len(pieces), show=progress, unit="pieces") if spread else no_bar()
-    with bar as advance:
+    bar = progress_bar(what, len(pieces), show=progress, unit="pieces")
+    with bar if spread else nullcontext(lambda amount: None) as advance:
         if store is not None:
             store.begin()
             for number in range(len(pieces)):

@@ -72,10 +72,9 @@ class LabelChecks:
 
     def source(self, number: int) -> str:
         """Where an instance of either part comes from."""
-        table, id = self.project.instances, number
-        if number >= self.start:
-            table, id = self._table, number - self.start
-        return str(table.at[id, "source"]) if id in table.index else ""
+        if number < self.start:
+            return str(self.project.instances.at[number, "source"])
+        return str(self._table.at[number - self.start, "source"])
 
     # --- the list ---
 
@@ -126,7 +125,7 @@ class LabelChecks:
 
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""
-        row, content = self._table.loc[number - self.start], self._content.loc[number - self.start]
+        row = self._table.loc[number - self.start]
         found = {"Label": describe_label(row, self.project.info.task)}
         if row["checked"]:
             found["Checked"] = f"Before this was computed, a person said: {_SAID[row['checked']]}."
@@ -136,6 +135,6 @@ class LabelChecks:
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],
-            "content": full_content(self.listing, content, Reasons()),
+            "content": full_content(self.listing, self._content.loc[row.name], Reasons()),
             "words": [],
         }

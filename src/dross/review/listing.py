@@ -237,7 +237,8 @@ class Listing:
 
 
 def _cut(tokens: list[Token], letters: int) -> list[Token]:
-    kept, length = [], 0
+    kept = []
+    length = 0
     for text, effect in tokens:
         length += len(text)
         if length > letters:

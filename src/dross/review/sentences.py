@@ -24,10 +24,11 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
         raise InvalidInput(
             f"There is no training instance {id}; there are {len(project.instances)}."
         )
-    why, sentences = project.why(id), reason_sentences(project.instances.loc[id], project.info)
-    copies, classes = project.copies, bool(project.classes)
+    why = project.why(id)
+    sentences = reason_sentences(project.instances.loc[id], project.info)
+    copies = project.copies
     if (group := copies.group_of(id)) is not None:
-        said = describe_group(copies, group, classes=classes)
+        said = describe_group(copies, group, classes=bool(project.classes))
         sentences.insert(0, {"about": "Copies", "text": said})
     known = listing.item(id) | {
         "sentences": sentences,
@@ -111,7 +112,8 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
 
 def describe_label(row: Any, task: str) -> str:
     """Return a sentence that holds a label against what models predict that did not learn it."""
-    label, prediction = row["label"], row["prediction"]
+    label = row["label"]
+    prediction = row["prediction"]
     is_number = task == "regression"
     given = f"Its value is {format_cell(label)}" if is_number else f"Its label is {label}"
     if not prediction:
@@ -133,11 +135,13 @@ def describe_label(row: Any, task: str) -> str:
 
 
 def _verification(row: Any, info: ProjectInfo) -> str:
-    true, score = row["verified"], row["score"]
+    true = row["verified"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
     changed = "nothing changes" if true == 0 else describe_change(true, info)
-    ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
+    ending = (
+        "in the direction of the estimate" if true * row["score"] > 0 else "unlike the estimate"
+    )
     return (
         f"The first run was trained again without it: {changed}, {ending} "
         "(which is the mean over runs)."
@@ -159,7 +163,8 @@ def full_content(listing: Listing, content: Any, why: Reasons) -> dict[str, Any]
         return {"text": str(content["text"])[:_MAX_TEXT]}
     if listing.layout == "images":
         return {"fields": []}
-    unusual, weights = listing.unusual(content, why), dict(why.columns)
+    unusual = listing.unusual(content, why)
+    weights = dict(why.columns)
     return {
         "fields": [
             [name, format_cell(content[name]), unusual.get(name), weights.get(name)]
@@ -175,43 +180,46 @@ def _harmed_instance(listing: Listing, hurt: Hurt) -> dict[str, Any]:
 
 def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
     """A copy of an instance, of any part: of a table, the cells that differ."""
-    known = {name: row[name] for name in ("id", "part", "source", "label")}
-    content, own = listing.project.copies.content.iloc[row["place"]], listing.project.content
+    content = listing.project.copies.content.iloc[row["place"]]
     if listing.layout == "table":
-        differing = [
-            name
-            for name in content.index.intersection(own.columns)
-            if format_cell(content[name]) != format_cell(own.at[id, name])
+        own = listing.project.content.loc[id]
+        names = content.index.intersection(own.index)
+        content = content[
+            [name for name in names if format_cell(content[name]) != format_cell(own[name])]
         ]
-        content = content[differing]
-    brief = _brief(listing, content) or "Every cell is the same."
-    how = f"{row['part']} part, {name_likeness(row['is_same'])}"
-    return known | {"brief": "" if listing.layout == "images" else brief, "how": how}
+    return {name: row[name] for name in ("id", "part", "source", "label")} | {
+        "brief": _brief(listing, content) or "Every cell is the same.",
+        "how": f"{row['part']} part, {name_likeness(row['is_same'])}",
+    }
 
 
 def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
     """Another instance, briefly."""
     project = listing.project
-    table = project.content if part == "train" else project.validation
-    if id not in table.index:
-        source, label, brief = f"{part} {id}", "", "It is not in this folder any more."
+    if part == "train":
+        content = project.content.loc[id]
+        source, label = project.instances.loc[id, ["source", "label"]]
     else:
-        row = table.loc[id]
-        if part == "train":
-            source, label = project.instances.loc[id][["source", "label"]]
-        else:
-            source, label = row[[" source", " label"]]
-        brief = _brief(listing, row)
-    name = name_label(label, project.info.task)
-    return {"id": id, "part": part, "source": str(source), "label": name, "brief": brief}
+        content = project.validation.loc[id]
+        source, label = content[[" source", " label"]]
+    return {
+        "id": id,
+        "part": part,
+        "source": str(source),
+        "label": name_label(label, project.info.task),
+        "brief": _brief(listing, content),
+    }
 
 
-def _brief(listing: Listing, row: Any) -> str:
+def _brief(listing: Listing, content: Any) -> str:
+    if listing.layout == "images":
+        return ""
     if listing.layout in ("text", CHATS):
-        text = str(row["text"])
-        brief = text[:_MAX_SUMMARY] + (" …" if len(text) > _MAX_SUMMARY else "")
-    else:
-        names = [name for name in row.index if name not in (" source", " label", "path")]
-        cells = [(name, format_cell(row[name])) for name in names]
-        brief = ", ".join(f"{name} {cell}" for name, cell in cells if cell is not None)
-    return brief[: 2 * _MAX_SUMMARY]
+        text = str(content["text"])
+        return text[:_MAX_SUMMARY] + (" …" if len(text) > _MAX_SUMMARY else "")
+    cells = [
+        f"{name} {cell}"
+        for name, value in content.items()
+        if name not in (" source", " label") and (cell := format_cell(value)) is not None
+    ]
+    return ", ".join(cells)[: 2 * _MAX_SUMMARY]

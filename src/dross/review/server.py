@@ -274,32 +274,25 @@ def listen(host: str, port: int | None, folder: Path) -> socket.socket:
 
     The browser keeps its settings by port, so a folder has the same port every time.
     """
-    usual = 20_000 + zlib.crc32(os.fsencode(folder.resolve())) % 10_000
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    *others, last = (usual, 0) if port is None else (port,)
-    for choice in others:
+    if port is None:
+        port = 0
+        usual = 20_000 + zlib.crc32(os.fsencode(folder.resolve())) % 10_000
         with contextlib.suppress(OSError):
-            return _open_listener(family, host, choice)
+            return _open_listener(family, host, usual)
     try:
-        return _open_listener(family, host, last)
+        return _open_listener(family, host, port)
     except (OSError, OverflowError) as error:
         raise InvalidInput(
-            f"Port {last} of {host} cannot be used: {getattr(error, 'strerror', None) or error}. "
+            f"Port {port} of {host} cannot be used: {getattr(error, 'strerror', None) or error}. "
             "Leave out --port to have a free one chosen."
         ) from None
 
 
 def _open_listener(family: int, host: str, port: int) -> socket.socket:
-    # asyncio sends at once only if the socket names its protocol; else answers wait 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except BaseException:
-        listener.close()
-        raise
+    listener = socket.create_server((host, port), family=family, backlog=128)
+    # asyncio sets it only for sockets that name their protocol; without it answers wait 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
