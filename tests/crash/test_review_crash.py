@@ -5,7 +5,6 @@ Three moments with the other tests; DROSS_CRASH_MOMENTS=30 takes thirty.
 
 import os
 import random
-import re
 import secrets
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import time
 import httpx
 
 from dross.cleaning.decisions import Decisions
+from tests.review.review_client import read_address
 from tests.review.review_project import make_project
 
 MOMENTS = int(os.environ.get("DROSS_CRASH_MOMENTS", 3))
@@ -32,8 +32,7 @@ def test_every_acknowledged_decision_survives_kill_9(tmp_path):
         before = len(acknowledged)
         command = [sys.executable, "-P", "-c", SERVE, str(project.folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-            printed = b"".join(iter(server.stdout.readline, b"\n")) + server.stdout.readline()
-            origin, token = re.search(r"(http://\S+?)/\?token=(\S+)", printed.decode()).groups()
+            origin, token = read_address(server).split("/?token=")
             people = [
                 threading.Thread(target=keep_deciding, args=(origin, token, person, acknowledged))
                 for person in range(2)

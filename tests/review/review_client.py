@@ -1,5 +1,7 @@
 """What the tests of the server share: a server, a client with the token, and a wait with an end."""
 
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -70,3 +72,11 @@ def wait_for(condition, seconds=15.0):
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.05)
     return found
+
+
+def read_address(server: subprocess.Popen[bytes]) -> str:
+    """The address that `dross review` prints when it is ready."""
+    for line in server.stdout:
+        if found := re.search(r"http://\S+", line.decode()):
+            return found[0]
+    raise AssertionError("the server ended")

@@ -1,7 +1,6 @@
 """Serving a folder: what can go wrong before the page is there, and how the browser gets there."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from dross.errors import CorruptFile, InvalidInput
 from dross.review.server import serve
-from tests.review.review_client import wait_for
+from tests.review.review_client import read_address, wait_for
 
 
 def test_a_taken_port_says_what_to_do(fresh):
@@ -37,8 +36,7 @@ def test_the_browser_is_opened_without_the_token_in_its_command_line(fresh, tmp_
     environment = os.environ | {"BROWSER": f"{browser} %s"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
         try:
-            printed = b"".join(iter(server.stdout.readline, b"\n")) + server.stdout.readline()
-            address = re.search(r"http://\S+", printed.decode())[0]
+            address = read_address(server)
             token = address.partition("token=")[2]
             given = wait_for(lambda: seen.exists() and seen.read_text().strip(), 60)
             assert given.startswith("http://127.0.0.1") and token not in given
