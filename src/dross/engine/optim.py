@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import NotSupported
 from .optim_custom import OF_TORCH, FormulaRule, Parameterwise, find_formula, formula_named
-from .state import Clock, Counters, Layout
+from .state import Clock, Counters, Derivative, Layout, State
 from .update_rules import (
     SGD,
     TORCH_STEPPED,
@@ -84,35 +84,21 @@ class Optimizer:
         """The slots and the clock of an optimizer that has not stepped yet."""
         return self._whole.initial(theta, self.hyperparams(row))
 
-    def update(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, row: np.ndarray
-    ) -> tuple[Tensor, Slots, Clock]:
-        """theta [p], slots and clock after a step with the gradient g [p]."""
-        return self._whole.update(theta, slots, clock, g, self.hyperparams(row))
+    def update(self, state: State, g: Tensor, row: np.ndarray) -> State:
+        """The state after a step with the gradient g [p]."""
+        return self._whole.update(state, g, self.hyperparams(row))
 
     def vjp(
-        self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
-        g: Tensor,
-        row: np.ndarray,
-        after: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """The adjoint of `update`: of "theta", "g" and each slot, from those after it, [Q, ...]."""
-        return self._whole.vjp(theta, slots, clock, g, self.hyperparams(row), after)
+        self, state: State, g: Tensor, row: np.ndarray, after: Derivative
+    ) -> tuple[Tensor, Derivative]:
+        """The adjoint of `update`: d query / d g [Q, p], and d query / d the state before it."""
+        return self._whole.vjp(state, g, self.hyperparams(row), after)
 
     def jvp(
-        self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
-        g: Tensor,
-        row: np.ndarray,
-        before: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """The tangent of `update`: of "theta" and each slot, from those before it and "g"."""
-        return self._whole.jvp(theta, slots, clock, g, self.hyperparams(row), before)
+        self, state: State, g: Tensor, row: np.ndarray, before: Derivative, g_dot: Tensor
+    ) -> Derivative:
+        """The tangent of `update`: how the state after it moves."""
+        return self._whole.jvp(state, g, self.hyperparams(row), before, g_dot)
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, row: np.ndarray

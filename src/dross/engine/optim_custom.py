@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 
 from ..errors import InvalidInput, NotSupported
 from .autodiff import jvp
-from .state import Clock, Counters, Layout
+from .state import Clock, Counters, Derivative, Layout, State
 from .update_rules import (
     Hyperparams,
     Slots,
@@ -308,10 +308,9 @@ class Parameterwise:
         ]
         return self._join_slots(fresh, theta.shape[:-1]), clock
 
-    def update(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
-    ) -> tuple[Tensor, Slots, Clock]:
-        """theta [p], slots and clock after a step; with a leading axis, those of K models."""
+    def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
+        """The state after a step with the gradient g."""
+        clock = state.clock
 
         def take(theta: Tensor, slots: Slots, g: Tensor) -> tuple[Tensor, Slots]:
             parameters = self._split(theta, slots, clock, g, hyperparams)
@@ -320,57 +319,50 @@ class Parameterwise:
             return flat, self._join_slots([own for _, own in after], theta.shape[:-1])
 
         with torch.no_grad():
-            theta, slots = (vmap(take) if theta.dim() > 1 else take)(theta, slots, g)
-        return theta, slots, tuple(after_step(counters) for counters in clock)
+            several = state.theta.dim() > 1
+            theta, slots = (vmap(take) if several else take)(state.theta, state.slots, g)
+        clock = tuple(after_step(counters) for counters in clock)
+        return replace(state, theta=theta, slots=slots, clock=clock)
 
     def vjp(
-        self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
-        g: Tensor,
-        hyperparams: list[Hyperparams],
-        after: Mapping[str, Tensor],
-    ) -> Slots:
-        """The adjoints of "theta", "g" and each slot, from those after the step: each [Q, ...]."""
-        a_slots = {name: after[name] for name in slots}
-        parameters = self._split(theta, slots, clock, g, hyperparams)
-        adjoints = self._split(after["theta"], a_slots, clock, after["theta"], hyperparams)
-        pulled: list[tuple[Tensor, Tensor, Slots]] = []
+        self, state: State, g: Tensor, hyperparams: list[Hyperparams], after: Derivative
+    ) -> tuple[Tensor, Derivative]:
+        """d query / d g [Q, p], and d query / d the state before the step."""
+        parameters = self._split(state.theta, state.slots, state.clock, g, hyperparams)
+        adjoints = self._split(after.theta, after.slots, state.clock, after.theta, hyperparams)
+        before: list[tuple[Tensor, Tensor, Slots]] = []
         for (part, own, g_part, options), (a_part, a_own, _, _) in zip(parameters, adjoints):
             step = partial(self._differentiated, options)
             back: Any = vjp(step, part, g_part, own)[1]
-            pulled.append(vmap(back)((a_part, a_own)))
-        lead = after["theta"].shape[:-1]
-        a_before = self._join_slots([own for _, _, own in pulled], lead)
-        return {
-            "theta": _flatten([a_theta for a_theta, _, _ in pulled], lead),
-            "g": _flatten([a_g for _, a_g, _ in pulled], lead),
-            **{name: a_before[name] for name in slots},
-        }
+            before.append(vmap(back)((a_part, a_own)))
+        lead = after.theta.shape[:-1]
+        a_theta = _flatten([a_part for a_part, _, _ in before], lead)
+        a_g = _flatten([a_part for _, a_part, _ in before], lead)
+        a_slots = self._join_slots([a_own for _, _, a_own in before], lead)
+        return a_g, replace(after, theta=a_theta, slots={n: a_slots[n] for n in state.slots})
 
     def jvp(
         self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
+        state: State,
         g: Tensor,
         hyperparams: list[Hyperparams],
-        before: Mapping[str, Tensor],
-    ) -> Slots:
-        """How "theta" and each slot move, from how they and "g" moved before the step."""
-        slots_dot = {name: before[name] for name in slots}
-        parameters = self._split(theta, slots, clock, g, hyperparams)
-        tangents = self._split(before["theta"], slots_dot, clock, before["g"], hyperparams)
-        pushed: list[tuple[Tensor, Slots]] = []
-        for (part, own, g_part, options), (dot, own_dot, g_dot, _) in zip(parameters, tangents):
+        before: Derivative,
+        g_dot: Tensor,
+    ) -> Derivative:
+        """How the state after the step moves, from how g and the state before it move."""
+        parameters = self._split(state.theta, state.slots, state.clock, g, hyperparams)
+        tangents = self._split(before.theta, before.slots, state.clock, g_dot, hyperparams)
+        after: list[tuple[Tensor, Slots]] = []
+        for (part, own, g_part, options), (dot, own_dot, g_part_dot, _) in zip(
+            parameters, tangents
+        ):
             step = partial(self._differentiated, options)
             along = partial(_jvp_along, step, (part, g_part, own))
-            pushed.append(vmap(along)(dot, g_dot, own_dot))
-        lead = before["theta"].shape[:-1]
-        dot_after = self._join_slots([own for _, own in pushed], lead)
-        moved = {name: dot_after[name] for name in slots}
-        return {"theta": _flatten([dot for dot, _ in pushed], lead), **moved}
+            after.append(vmap(along)(dot, g_part_dot, own_dot))
+        lead = before.theta.shape[:-1]
+        dot = _flatten([part_dot for part_dot, _ in after], lead)
+        slots_dot = self._join_slots([own_dot for _, own_dot in after], lead)
+        return replace(before, theta=dot, slots={n: slots_dot[n] for n in state.slots})
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]

@@ -107,8 +107,7 @@ def advance(
 ) -> State:
     """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
     g = prepare_gradient(step, g, optimizer.slices)
-    theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
-    return State(theta, slots, buffers, clock)
+    return replace(optimizer.update(state, g, step.numbers), buffers=buffers)
 
 
 def vjp_step(
@@ -126,19 +125,10 @@ def vjp_step(
     Returns:
         d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
     """
-    a_before = optimizer.vjp(
-        state.theta,
-        state.slots,
-        state.clock,
-        prepare_gradient(step, g),
-        step.numbers,
-        after={"theta": after.theta, **_sort(after.slots)},
-    )
-    a_g = a_before["g"]
+    a_g, before = optimizer.vjp(state, prepare_gradient(step, g), step.numbers, after)
     if step.clip:
         a_g = step.clip.derivative(_unscale(step, g), a_g)
-    a_slots = {name: a_before[name] for name in state.slots}
-    return _unscale(step, a_g), Derivative(a_before["theta"], a_slots, after.buffers)
+    return _unscale(step, a_g), before
 
 
 def jvp_step(
@@ -160,16 +150,7 @@ def jvp_step(
     g_dot = _unscale(step, g_dot)
     if step.clip:
         g_dot = step.clip.derivative(_unscale(step, g), g_dot)
-    moved = optimizer.jvp(
-        state.theta,
-        state.slots,
-        state.clock,
-        prepare_gradient(step, g),
-        step.numbers,
-        before={"g": g_dot, "theta": before.theta, **_sort(before.slots)},
-    )
-    slots = {name: moved[name] for name in state.slots}
-    return replace(before, theta=moved["theta"], slots=slots)
+    return optimizer.jvp(state, prepare_gradient(step, g), step.numbers, before, g_dot)
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
@@ -189,11 +170,6 @@ def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Ten
     """
     g = _unscale(step, g)
     return step.clip(g, slices) if step.clip else g
-
-
-def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums round by their order, and a file does not keep the order of its tensors."""
-    return dict(sorted(slots.items()))
 
 
 def sum_over_batches(

@@ -12,13 +12,13 @@ Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K m
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .state import Clock, Counters, Layout
+from .state import Clock, Counters, Derivative, Layout, State
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
 Hyperparams = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
@@ -393,6 +393,11 @@ def differentiate_table(
     return table
 
 
+def sort_slots(slots: Slots) -> Slots:
+    """By name: sums round by their order, and a file does not keep the order of its tensors."""
+    return dict(sorted(slots.items()))
+
+
 # --- all parameter groups -------------------------------------------------------------------------
 
 # A formula of twenty operations on all of theta writes twenty vectors of its size, and on a CPU the
@@ -421,58 +426,56 @@ class Elementwise:
         slots = {name: torch.cat([own[name] for own, _ in groups], -1) for name in names}
         return slots, tuple(counters for _, counters in groups)
 
-    def update(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
-    ) -> tuple[Tensor, Slots, Clock]:
-        """theta, slots and clock after a step."""
-        clock_after = list(clock)
+    def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
+        """The state after a step with the gradient g."""
+        clock = list(state.clock)
 
         def step(group: int, at: Named, slots: Slots) -> Slots:
-            moved, slots, clock_after[group] = self.rule.update(
-                at["theta"], slots, clock[group], at["g"], hyperparams[group]
+            theta, slots, clock[group] = self.rule.update(
+                at["theta"], slots, state.clock[group], at["g"], hyperparams[group]
             )
-            return {"theta": moved, **slots}
+            return {"theta": theta, **slots}
 
-        after = self._chunked(step, {"theta": theta, "g": g}, slots)
-        return after.pop("theta"), after, tuple(clock_after)
+        slots = self._chunked(step, {"theta": state.theta, "g": g}, state.slots)
+        return replace(state, theta=slots.pop("theta"), slots=slots, clock=tuple(clock))
 
     def vjp(
-        self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
-        g: Tensor,
-        hyperparams: list[Hyperparams],
-        after: Named,
-    ) -> Slots:
-        """The adjoints of "theta", "g" and each slot, from those after the step: each [Q, p]."""
-        sources = ("g", *slots, "theta")
+        self, state: State, g: Tensor, hyperparams: list[Hyperparams], after: Derivative
+    ) -> tuple[Tensor, Derivative]:
+        """d query / d g [Q, p], and d query / d the state before the step."""
+        sources = ("g", *state.slots, "theta")
 
         def back(group: int, at: Named, slots: Slots, after: Named) -> Slots:
-            h = hyperparams[group]
-            table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
-            return vjp_by_table(table, after, sources)
+            return vjp_by_table(self._table(state, hyperparams, group, at, slots), after, sources)
 
-        return self._chunked(back, {"theta": theta, "g": g}, slots, after)
+        adjoints = {"theta": after.theta, **sort_slots(after.slots)}
+        slots = self._chunked(back, {"theta": state.theta, "g": g}, state.slots, adjoints)
+        a_g = slots.pop("g")
+        return a_g, replace(after, theta=slots.pop("theta"), slots=slots)
 
     def jvp(
         self,
-        theta: Tensor,
-        slots: Slots,
-        clock: Clock,
+        state: State,
         g: Tensor,
         hyperparams: list[Hyperparams],
-        before: Named,
-    ) -> Slots:
-        """How "theta" and each slot move, from how they and "g" moved before the step."""
-        outputs = (*slots, "theta")
+        before: Derivative,
+        g_dot: Tensor,
+    ) -> Derivative:
+        """How the state after the step moves, from how g and the state before it move."""
+        outputs = (*state.slots, "theta")
 
         def move(group: int, at: Named, slots: Slots, before: Named) -> Slots:
-            h = hyperparams[group]
-            table = self.rule.table(at["theta"], slots, clock[group], at["g"], h)
-            return jvp_by_table(table, before, outputs)
+            return jvp_by_table(self._table(state, hyperparams, group, at, slots), before, outputs)
 
-        return self._chunked(move, {"theta": theta, "g": g}, slots, before)
+        tangents = {"g": g_dot, "theta": before.theta, **sort_slots(before.slots)}
+        slots = self._chunked(move, {"theta": state.theta, "g": g}, state.slots, tangents)
+        return replace(before, theta=slots.pop("theta"), slots=slots)
+
+    def _table(
+        self, state: State, hyperparams: list[Hyperparams], group: int, at: Named, slots: Slots
+    ) -> Table:
+        counters = state.clock[group]
+        return self.rule.table(at["theta"], slots, counters, at["g"], hyperparams[group])
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]
