@@ -180,7 +180,7 @@ def main() -> None:
     settings = {"lr": 5e-4, "epochs": 3, "batch_size": 8, "overwrite": True, "say": print}
     project = dross.clean_chats(chats, inputs / "model", out=given.out, **checked, **settings)
 
-    table = project.instances.sort_values("harm_rank")
+    table = project.table.sort_values("harm_rank")
     is_wrong = np.array([bool(mistake) for mistake in mistakes])
     places = table["source"].str.removeprefix("line ").astype(int).to_numpy() - 1
     worst = is_wrong[places][: is_wrong.sum()]

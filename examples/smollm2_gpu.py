@@ -52,7 +52,7 @@ def main() -> None:
     chats = write_rows(inputs / "chats.jsonl", rows)
     model = given.model or find_weights()
     project = dross.clean_chats(chats, model, out=given.out, overwrite=True, say=print, **options)
-    table = project.instances.sort_values("harm_rank")
+    table = project.table.sort_values("harm_rank")
     places = table["source"].str.removeprefix("line ").astype(int).to_numpy() - 1
     learned = [bool(mistakes[place]) for place in places]
     worst = learned[: sum(learned)]

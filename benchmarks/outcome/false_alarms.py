@@ -148,7 +148,7 @@ def judge_whole(number: int, folder: Path) -> str:
     project = dross.clean(
         folder / "rows.csv", "label", out=folder / "run", repeats=1, progress=False, seed=number
     )
-    chosen = rng.choice(len(project.instances), 20, replace=False)
+    chosen = rng.choice(len(project.table), 20, replace=False)
     project.decisions.record({int(id): ("remove", None) for id in chosen})
     verdict = dross.judge(
         folder / "run", decisions=True, quick=True, progress=False, estimator=LogisticRegression()

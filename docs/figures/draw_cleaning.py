@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 def draw_harm(result: DemoResult) -> None:
     """Each training digit by its two numbers: does it harm, and is its label wrong?"""
-    rows = result.project.instances
+    rows = result.project.table
     flipped = load_flipped_digits().flipped[[int(Path(s).stem) for s in rows["source"]]]
     figure, (panel,) = charts.panels(1, 1, width=5.4, height=3.4)
     for kind, colour, label in (

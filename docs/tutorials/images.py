@@ -26,7 +26,7 @@ project = dross.clean(folders["train"], out="runs/digits", progress=False, **par
 print(project.recommended)
 
 # %% How many were found?
-table = project.instances
+table = project.table
 places = table["source"].map(lambda source: int(Path(source).stem))
 flipped = digits.flipped[places]
 touched = (table["action"] != "keep").to_numpy()

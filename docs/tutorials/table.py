@@ -40,9 +40,9 @@ for name, figure in project.recommended.figures.items():
     print(f"{name}: {figure.before:.3f} -> {figure.after:.3f} ({low:+.3f} to {high:+.3f})")
 
 # %% What was found
-# `project.instances` has one row for each row of the file, in its order; `wrong` is the
+# `project.table` has one row for each row of the file, in its order; `wrong` is the
 # probability that its label is wrong, and `action` what the recommended plan does with it.
-table = project.instances
+table = project.table
 touched = table[table["action"] != "keep"]
 print(touched[["source", "label", "prediction", "score", "wrong"]].sort_values("score").head(8))
 hits = wrong[touched.index].sum()

@@ -40,7 +40,7 @@ project = dross.clean(
 print(project.recommended)
 
 # %% What was found
-table = project.instances
+table = project.table
 touched = table[table["action"] != "keep"]
 hits = wrong[touched.index].sum()
 print(f"The plan touches {len(touched)} reviews; {hits} of them have a wrong label.")

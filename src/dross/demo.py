@@ -102,7 +102,7 @@ def run_demo(
     verdict = judge(project.folder, seeds=seeds, progress=progress)
     copy = folder.with_name(f"{folder.name}-cleaned")
     export(project.folder, copy, overwrite=True)
-    instances = project.instances
+    instances = project.table
     numbers = np.array([int(Path(source).stem) for source in instances["source"]])
     flipped = digits.flipped[numbers]
     acted_on = (instances["action"] != KEEP).to_numpy()

@@ -54,7 +54,7 @@ def load_or_skip(name: str):
 
 def enrichment(project: Project, bad: np.ndarray, column: str = "harm_rank") -> float:
     """The share of flipped ones among as many first suggestions, over their share everywhere."""
-    first = (project.instances[column] >= 0) & (project.instances[column] < bad.sum())
+    first = (project.table[column] >= 0) & (project.table[column] < bad.sum())
     return float(bad[first.to_numpy()].mean() / bad.mean())
 
 

@@ -116,7 +116,7 @@ def with_a_rare_class(tmp_path_factory):
 
 def test_a_removal_by_which_a_class_vanishes_is_judged_and_named(run, with_a_rare_class):
     project = Project.open(with_a_rare_class)
-    instances, classes = project.instances, project.classes
+    instances, classes = project.table, project.classes
     yew = instances[instances["label"] == "yew"]
     assert len(yew) == 3 and classes == ["ash", "birch", "yew"]
     for plan in project.plans:  # no rule takes the last of a class
@@ -128,7 +128,7 @@ def test_a_removal_by_which_a_class_vanishes_is_judged_and_named(run, with_a_rar
 
 def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
     project = Project.open(with_a_rare_class)
-    label = project.instances["label"]
+    label = project.table["label"]
     yew, ash = (label.index[label == name].tolist() for name in ("yew", "ash"))
 
     def words(removed, relabelled):
@@ -141,7 +141,7 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
         )
         said = Recommendation([plan], "p", "recommended", "")
         info = replace(project.info, recommendation=said)
-        return describe_recommendation(info, project.instances)[1]
+        return describe_recommendation(info, project.table)[1]
 
     assert "it leaves no training instance of 'yew', and no model can predict it then" in words(
         yew, []
@@ -195,7 +195,7 @@ def test_odd_labels_end_in_a_finished_project_that_loses_nothing(tmp_path, case,
     project = dross.clean(x, y, **options)
     recommendation = project.info.recommendation
     assert recommendation.reason.endswith(".") and len(recommendation.reason) > 20
-    assert len(project.instances) == 140 and len(project.label_table) == 50
+    assert len(project.table) == 140 and len(project.label_table) == 50
     assert (project.folder / "report.html").exists()
     left = project.cleaned()[1] if project.recommended else y
     assert set(left) == set(y)  # no class is lost
@@ -210,7 +210,7 @@ def test_very_many_classes(tmp_path):
     x = 4 * rng.normal(size=(60, 8))[y] + rng.normal(size=(240, 8))
     names = np.array([f"c{k:02d}" for k in range(60)], dtype=object)
     project = dross.clean(x, names[y], task="classification", out=tmp_path / "run", **FEW)
-    assert len(project.classes) == 60 and np.isfinite(project.instances["wrong"]).all()
+    assert len(project.classes) == 60 and np.isfinite(project.table["wrong"]).all()
     assert project.info.recommendation.state != ""
 
 

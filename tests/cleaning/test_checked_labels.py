@@ -56,7 +56,7 @@ def test_wrong_validation_labels_are_listed_the_likeliest_first(cleaned, cluster
 
 
 def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
-    listed, before = cleaned.labels_to_check, cleaned.instances
+    listed, before = cleaned.labels_to_check, cleaned.table
     right, wrong, other = (int(id) for id in listed.index[:3])
     corrected = listed.loc[other, "prediction"]
     decided = {right: ("keep", None), wrong: ("remove", None), other: ("relabel", corrected)}
@@ -68,7 +68,7 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     assert "Using 3 checked labels: 1 right, 1 corrected, 1 wrong." in said
     assert json.loads((runs / "run-0" / "manifest.json").read_text())["id"] == tape
     assert project.info.checked_labels.checked == 3
-    assert not np.allclose(project.instances["score"], before["score"])
+    assert not np.allclose(project.table["score"], before["score"])
     every = project.label_table
     assert every.loc[[right, wrong, other], "checked"].tolist() == ["right", "wrong", "relabelled"]
     assert every.loc[right, "wrong"] == 0 and len(every) == 90
@@ -81,7 +81,7 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     assert "Everything is there already" in again()[1]
     project.decisions.undo()
     taken_back, _ = again()
-    pandas.testing.assert_frame_equal(taken_back.instances, before)
+    pandas.testing.assert_frame_equal(taken_back.table, before)
 
 
 def test_scores_are_those_of_the_part_that_a_person_would_have_given(cleaned, again, clusters):
@@ -93,8 +93,8 @@ def test_scores_are_those_of_the_part_that_a_person_would_have_given(cleaned, ag
     x, y = (np.delete(part, wrong, axis=0) for part in parts["validation"])
     options = QUICK | {"out": cleaned.folder.parent / "other", "test": parts["test"]}
     given = dross.clean(*data, validation=(x, y), **options)
-    assert np.allclose(project.instances["score"], given.instances["score"], atol=1e-7)
-    assert np.allclose(project.instances["wrong"], given.instances["wrong"], atol=1e-4)
+    assert np.allclose(project.table["score"], given.table["score"], atol=1e-7)
+    assert np.allclose(project.table["wrong"], given.table["wrong"], atol=1e-4)
 
 
 def test_an_interrupted_call_goes_on_and_decisions_are_safe(cleaned, again, monkeypatch):
@@ -217,9 +217,9 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     assert plan is not None and plan.relabelled[other] == label and wrong in plan.removed
     for id in (right, confirmed):
         assert id not in plan.removed and id not in plan.relabelled
-        assert found.instances.loc[id, ["wrong", "action"]].tolist() == [0, "keep"]
-    assert found.instances.loc[other, ["action", "prediction"]].tolist() == ["relabel", label]
-    assert (found.instances.loc[[wrong, other], ["wrong", "confidence"]] == 1).all(axis=None)
+        assert found.table.loc[id, ["wrong", "action"]].tolist() == [0, "keep"]
+    assert found.table.loc[other, ["action", "prediction"]].tolist() == ["relabel", label]
+    assert (found.table.loc[[wrong, other], ["wrong", "confidence"]] == 1).all(axis=None)
     assert found.info.checked_labels.checked == 4
     assert found.label_table.loc[other, "checked"] == "relabelled"
     assert not set(found.labels_to_check.index) & decided.keys()
@@ -296,7 +296,7 @@ def test_a_list_of_checks_that_dross_did_not_write_does_no_harm(one, kept):
     project, again = one[0], one[3]
     (project.folder / "project.json").unlink()
     (project.folder / "checks.json").write_text(json.dumps(seal(kept)))
-    assert len(again().instances) == 160
+    assert len(again().table) == 160
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def clean(run, **options):
 def use_everything(run):
     """Read all that a project has to say."""
     project = Project.open(run)
-    rows = [table.to_csv() for table in (project.instances, project.content, project.validation)]
+    rows = [table.to_csv() for table in (project.table, project.content, project.validation)]
     return to_json(project.info), rows, [project.why(id) for id in range(10)], project.verdicts()
 
 

@@ -48,7 +48,7 @@ def test_the_whole_file_is_the_training_part(one):
     project, flipped, frame = one
     count = len(frame)
     assert project.info.counts == {"train": count, "validation": 0, "test": 0}
-    instances = project.instances
+    instances = project.table
     assert instances["source"].tolist() == [f"row {k + 2}" for k in range(count)]
     assert instances["label"].tolist() == frame["tree"].tolist()
     for column in ("wrong", "probability", "label_probability", "loss"):
@@ -62,7 +62,7 @@ def test_the_whole_file_is_the_training_part(one):
 def test_what_models_say_of_a_row_does_not_come_from_its_label(one):
     """A wrong label is unlikely, which it would not be for models that had learned it."""
     project, flipped, _ = one
-    said = project.instances["label_probability"]
+    said = project.table["label_probability"]
     assert said[flipped].mean() < 0.2 and said[~flipped].mean() > 0.8
 
 
@@ -74,11 +74,11 @@ def test_rows_of_the_whole_file_are_edited(one):
     assert flipped[edited].mean() > 0.9 and len(edited) > 0.5 * flipped.sum()
     # all over the file, not in some part of it
     assert (np.histogram(edited, 4, (0, len(frame)))[0] > 0).all()
-    actions = project.instances["action"]
+    actions = project.table["action"]
     assert sorted(actions[actions == "remove"].index) == sorted(plan.removed)
     assert sorted(actions[actions == "relabel"].index) == sorted(plan.relabelled)
-    assert (project.instances["confidence"].notna() == (actions != "keep")).all()
-    likely = project.instances["wrong"] > 0.5
+    assert (project.table["confidence"].notna() == (actions != "keep")).all()
+    likely = project.table["wrong"] > 0.5
     assert likely[edited].all()  # weak cases are for the reviewer
 
 
@@ -104,11 +104,11 @@ def test_a_run_says_nothing_about_what_it_held_out(one):
     for tape in sorted((project.folder / "runs").glob("run-?")):
         said = CliRunner().invoke(cli.app, ["info", str(tape), "--json"]).output
         learned.append(json.loads(said)["instances"])
-    learned_in = project.instances["learned_in"]
+    learned_in = project.table["learned_in"]
     assert len(learned) == 3 and set(learned_in) == {2, 3}
     assert sum(learned) == learned_in.sum() < 3 * len(frame)
     assert (learned_in == 2).sum() == pytest.approx(0.75 * len(frame), abs=3)
-    assert (project.instances["harmful_in"] <= learned_in).all()
+    assert (project.table["harmful_in"] <= learned_in).all()
     hurt = [(id, project.why(id).hurts) for id in range(len(frame))]
     assert any(found for _, found in hurt)
     assert all(other.id != id for id, found in hurt for other in found)
@@ -119,7 +119,7 @@ def test_duplicates_are_held_out_together(one):
     first, again = np.arange(TWICE), np.arange(TWICE) + len(frame) - TWICE
     pairs = [project.copies.others(int(id)) for id in first]
     assert [[row["id"] for row in rows] for rows in pairs] == [[id] for id in again]
-    instances = project.instances
+    instances = project.table
     for column in ("learned_in", "probability", "label_probability", "wrong"):
         left, right = instances[column].to_numpy()[first], instances[column].to_numpy()[again]
         assert np.allclose(left, right, atol=1e-5), column
@@ -195,4 +195,4 @@ def test_a_test_file_stays_as_it_is(_made, tmp_path):
     assert project.info.counts == {"train": 200, "validation": 0, "test": 60}
     data = reopen_data(project)
     assert data.part("test").labels.tolist() == y.tolist()
-    assert len(project.instances) == 200 and set(project.classes) == set(CLASSES)
+    assert len(project.table) == 200 and set(project.classes) == set(CLASSES)

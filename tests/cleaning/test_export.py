@@ -32,12 +32,12 @@ def test_pictures_in_folders(tmp_path, monkeypatch):
         out=tmp_path / "run",
         **QUICK | {"repeats": 1, "epochs": 4, "check": 1},
     )
-    sources = project.instances["source"]
+    sources = project.table["source"]
     bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in sources])
     assert enrichment(project, bad, "mislabel_rank") > 10
     assert project.picture("train", 0)[:4] == b"\x89PNG"
     assert project.picture("train", 10**6) is None and project.picture("../x", 0) is None
-    first = int(project.instances.sort_values("harm_rank").index[0])
+    first = int(project.table.sort_values("harm_rank").index[0])
     project.decisions.record({first: ("remove", None), 5: ("relabel", "7")})
     cleaned = tmp_path / "cleaned"
     done = dross.export(tmp_path / "run", cleaned)
@@ -120,7 +120,7 @@ def test_the_copy_is_a_copy(tmp_path):
     dross.export(tmp_path / "run", tmp_path / "out.parquet")
     copy = pandas.read_parquet(tmp_path / "out.parquet")
     assert copy.dtypes.equals(frame.dtypes) and len(copy) == 149
-    first, second = (int(project.instances["source"].loc[k].split()[1]) - 2 for k in (0, 1))
+    first, second = (int(project.table["source"].loc[k].split()[1]) - 2 for k in (0, 1))
     expected = frame.copy()
     expected.loc[first, "kind"] = 1
     pandas.testing.assert_frame_equal(copy, expected.drop(index=second).reset_index(drop=True))

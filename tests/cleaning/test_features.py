@@ -16,7 +16,7 @@ from dross._figures import encode_png
 from dross.cleaning import features as backbones
 from dross.cleaning import features as kept
 from dross.cleaning.explain import find_reasons
-from dross.cleaning.features import Encoding, encode_again, standardize
+from dross.cleaning.features import encode_again, standardize
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job
 from dross.cleaning.modality import data_digest
@@ -107,7 +107,7 @@ def test_a_project_is_opened_again_with_the_features_that_it_kept(photos):
     ids = torch.from_numpy(data.parts["train"])
     expected = standardize(again, data.parts["train"])[ids]
     assert torch.equal(data.x["train"], expected)
-    assert data.encoding["digest"] == kept.digest_features(again)
+    assert data.encoding.digest == kept.digest_features(again)
     verdict = dross.judge(folder / "run", remove=2, seeds=2, quick=True, progress=False)
     assert verdict.seeds == 2
 
@@ -312,7 +312,7 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
     assert project.info.training.recipe.inputs == (4,)
     assert project.info.training.recipe.model in ("linear", "mlp")
     assert list((tmp_path / "run" / "pictures").glob("train-*.png"))
-    assert (project.instances["prediction"] == project.instances["label"]).mean() > 0.9
+    assert (project.table["prediction"] == project.table["label"]).mean() > 0.9
     assert torch.equal(reopen_inputs(project)[0].x["train"], reopen_inputs(project)[0].x["train"])
     write_features(own, kinds + rng.normal(0, 0.1, (50, 4)))
     with pytest.raises(InputChanged, match=r"own\.npy has changed"):
@@ -406,7 +406,7 @@ def test_a_text_that_is_learnt_by_its_embedding_shows_only_words_as_reasons(tmp_
     data = Encoder(job)(chosen)
     words = 0 if inputs == "features" else len(job.prepared.encoder.words)
     assert data.shape == (words + 256,)
-    again = encode_again(job.prepared, Encoding(**data.encoding), tmp_path / "run", job.digest)
+    again = encode_again(job.prepared, data.encoding, tmp_path / "run", job.info.digest)
     assert torch.equal(again.x["test"], data.x["test"])
     recipe = Recipe("linear", data.shape, 2, epochs=2)
     run = record_run(recipe, data.pair("train"), 0, tmp_path / "tape", seed=0, progress=False)
@@ -467,6 +467,6 @@ def test_a_project_made_on_one_device_is_judged_on_another(tmp_path, there):
     pictures = draw_pictures(tmp_path / "pics", count=30, side=32, moving=True)
     other = {"cpu": "cuda", "cuda": "cpu"}[there]
     project = dross.clean(pictures, out=tmp_path / "run", device=there, **PATIENT)
-    assert project.instances["score"].notna().all()
+    assert project.table["score"].notna().all()
     verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, device=other, progress=False)
     assert verdict.seeds == 2

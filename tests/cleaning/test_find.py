@@ -153,7 +153,7 @@ def test_pictures_by_their_pixels_and_with_a_little_noise(tmp_path):
         for names in (stems[copies.table["group"] == k].T.values for k in range(len(copies)))
     )
     assert len(copies) == 40 == counts.groups and counts.train == 80
-    assert counts["test"] == counts["validation"] == 0
+    assert counts.test == counts.validation == 0
 
 
 def test_more_equal_ones_than_neighbours_are_one_group(tmp_path):

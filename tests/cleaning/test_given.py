@@ -53,7 +53,7 @@ def test_another_process_judges_and_exports_what_was_given(arrays, tmp_path):
 
 def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
     x, y = made()
-    worst = arrays.instances.sort_values("harm_rank").head(9)
+    worst = arrays.table.sort_values("harm_rank").head(9)
     places = [int(source.removeprefix("place ")) for source in worst["source"]]
     assert worst["label"].tolist() == [str(y[place]) for place in places]
     left_x, left_y = arrays.cleaned(remove=9)
@@ -62,7 +62,7 @@ def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
     arrays.decisions.record({int(worst.index[0]): ("relabel", "2"), 5: ("remove", None)})
     relabelled_x, relabelled_y = arrays.cleaned()
     assert len(relabelled_x) == 199
-    gone = int(arrays.instances.loc[5, "source"].removeprefix("place "))
+    gone = int(arrays.table.loc[5, "source"].removeprefix("place "))
     expected = y.copy()
     expected[places[0]] = 2
     assert (relabelled_y == np.delete(expected, gone)).all()

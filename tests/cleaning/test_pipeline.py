@@ -21,7 +21,7 @@ def test_data_and_a_model_of_ones_own(tmp_path):
         **QUICK,
     )
     assert project.info.kind == "custom" and project.classes == ["no", "yes"]
-    assert len(project.instances) == 120
+    assert len(project.table) == 120
     code = ["tests.cleaning.made_inputs:made_data", "tests.cleaning.made_inputs:made_model"]
     judge = lambda: dross.judge(
         tmp_path / "run", remove=5, seeds=2, progress=False, trust_code=code

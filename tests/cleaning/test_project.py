@@ -18,14 +18,14 @@ from tests.cleaning.made_inputs import QUICK, small_table
 def test_the_project_shows_itself(cancer):
     _, project, _ = cancer
     assert "training instances" in repr(project) and "<table" in project._repr_html_()
-    why = project.why(int(project.instances["harm_rank"].idxmin()))
+    why = project.why(int(project.table["harm_rank"].idxmin()))
     assert len(why.similar) == 4 and why.hurts
     assert all(hurt.measured for hurt in why.hurts)
 
 
 def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
     project = cancer[1]
-    suspects = project.instances["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
+    suspects = project.table["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
     weights = [[weight for _, weight in project.why(int(id)).columns] for id in suspects]
     assert all(len(row) == 10 for row in weights)
     assert all(np.all(np.diff(np.abs(row)) <= 0) for row in weights)  # the heaviest first
@@ -35,8 +35,8 @@ def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
 def test_a_poor_agreement_of_runs_is_said_in_a_sentence(cancer):
     project = cancer[1]
     with_agreement = lambda value: replace(project.info, run_agreement=value)
-    usual = list_findings(with_agreement(0.8), project.instances)
-    poor = list_findings(with_agreement(0.21), project.instances)
+    usual = list_findings(with_agreement(0.8), project.table)
+    poor = list_findings(with_agreement(0.21), project.table)
     assert [line for line in poor if line not in usual] == [
         warn_of_disagreement(with_agreement(0.21))
     ]
@@ -49,7 +49,7 @@ def test_a_poor_agreement_of_runs_is_said_in_a_sentence(cancer):
 
 def test_findings_say_what_is_recommended_wrong_and_harmful(cancer):
     _, project, bad = cancer
-    found = list_findings(project.info, project.instances)
+    found = list_findings(project.info, project.table)
     assert found[0].startswith("Recommended: ")
     wrong = next(line for line in found if line.startswith("Estimated wrong labels: about "))
     estimated = int(re.findall(r"about ([\d,]+) of", wrong)[0])
@@ -62,7 +62,7 @@ def test_a_tampered_folder(tmp_path):
     dross.clean(small_table(tmp_path / "t.csv"), "kind", out=out, **QUICK)
     (out / "instances.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(CorruptFile, match="not what dross wrote"):
-        Project.open(out).instances  # noqa: B018
+        Project.open(out).table  # noqa: B018
     (out / "instances.parquet").unlink()
     with pytest.raises(CorruptFile, match="missing"):
         dross.judge(out, remove=3)

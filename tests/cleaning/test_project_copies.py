@@ -18,7 +18,7 @@ FAST = QUICK | {"repeats": 1, "epochs": 2, "check": 2, "model": "linear"}
 
 
 def find_sentence(project: dross.Project) -> str:
-    return list_findings(project.info, project.instances)[-1]
+    return list_findings(project.info, project.table)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_report_shows_them_side_by_side(project):
 
 
 def test_the_plans_are_not_touched_by_copies(project):
-    assert set(project.instances["action"]) <= {"keep", "remove", "relabel"}
+    assert set(project.table["action"]) <= {"keep", "remove", "relabel"}
 
 
 @pytest.mark.parametrize("spoil", ["missing", "cut", "another table", "an id that is not there"])

@@ -54,8 +54,8 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
     project = dross.clean(table, "kind", out=tmp_path / "run", labels=labels, **FEW)
     assert project.info.recommendation.state == "nothing learned"
     assert project.recommended is None and not project.plans and project.labels_to_check.empty
-    assert (project.instances["action"] == "keep").all()
-    found = list_findings(project.info, project.instances)
+    assert (project.table["action"] == "keep").all()
+    found = list_findings(project.info, project.table)
     assert found[0].startswith("Recommended: change nothing. No model predicts these labels better")
     assert not any("wrong" in sentence for sentence in found[1:])  # nobody can know
     with pytest.raises(dross.InvalidInput, match=r"no change is recommended. No model predicts"):
@@ -72,7 +72,7 @@ def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_p
     project = dross.clean(table, "kind", out=tmp_path / "run", **FEW)
     assert project.recommended is None
     assert project.info.recommendation.state in ("undecided", "no gain", "nothing wrong")
-    assert (project.instances["action"] == "keep").all()
+    assert (project.table["action"] == "keep").all()
 
 
 def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp_path):
@@ -84,7 +84,7 @@ def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp
     frame = pandas.DataFrame(x).add_prefix("x").assign(price=y.round(3))
     frame.to_csv(tmp_path / "t.csv", index=False)
     project = dross.clean(tmp_path / "t.csv", "price", out=tmp_path / "run", **FEW)
-    instances = project.instances
+    instances = project.table
     assert wrong[instances["wrong"] > 0.5].mean() > 0.8
     assert (instances["wrong"] > 0.5)[wrong].mean() > 0.6
     plan = project.recommended
@@ -210,7 +210,7 @@ def test_a_plan_with_a_lower_error_and_a_higher_log_loss_is_shown_and_can_be_tak
 def test_the_recommendation_is_a_sentence_with_its_figures(cleaned):
     plan = cleaned.recommended
     assert plan is not None
-    what, why = describe_recommendation(cleaned.info, cleaned.instances)
+    what, why = describe_recommendation(cleaned.info, cleaned.table)
     assert what == f"Recommended: {plan.what} of 240 instances."
     error = describe_figure("error", plan.figures["error"])
     assert f"error {error['before']} -> {error['after']} ({error['change']}, 95 % int" in why

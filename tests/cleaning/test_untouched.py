@@ -187,7 +187,7 @@ def test_overwriting_deletes_only_what_dross_wrote(little):
     dross.clean(path, "kind", out=little, overwrite=True, **QUICK | {"repeats": 1, "check": 2})
     assert {name: (little / name).read_text() for name in mine} == mine
     assert contents(elsewhere) == kept
-    assert not list((little / "verdicts").glob("*")) and len(Project.open(little).instances) == 150
+    assert not list((little / "verdicts").glob("*")) and len(Project.open(little).table) == 150
     (aside,) = little.glob("decisions-*.sqlite")
     assert dross.cleaning.decisions.Decisions(aside).current() == {3: ("keep", None)}
 

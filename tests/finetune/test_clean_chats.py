@@ -39,7 +39,7 @@ def test_the_command_says_what_it_does(made):
 
 def test_the_effects_of_tokens_add_up_to_the_scores(made):
     project = Project.open(made[0])
-    tokens, table = project.tokens, project.instances
+    tokens, table = project.tokens, project.table
     assert len(tokens) == len(table) == 36
     for id in (0, 17, 35):
         texts, effects = tokens.loc[id, "texts"], np.array(tokens.loc[id, "effects"], float)
@@ -70,7 +70,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     copy = tmp_path / "cleaned.jsonl"
     exported = run("export", folder, copy, "--remove", 5)
     assert "55 instances; 5 removed" in exported.output
-    table = Project.open(folder).instances.sort_values("harm_rank")
+    table = Project.open(folder).table.sort_values("harm_rank")
     gone = {int(name.removeprefix("line ")) - 1 for name in table["source"].head(5)}
     lines = chats.read_bytes().splitlines(keepends=True)
     assert copy.read_bytes() == b"".join(line for k, line in enumerate(lines) if k not in gone)
@@ -103,7 +103,7 @@ def test_adapters_of_the_last_layer_on_messages_in_parquet(model, tmp_path):
     folder = tmp_path / "run"
     options = {"repeats": 1, "epochs": 1, "batch_size": 30, "lora": 2, "last_layers": 1}
     project = dross.clean_chats(table, model, out=folder, progress=False, **options)
-    assert project.instances["source"].str.startswith("row ").all()
+    assert project.table["source"].str.startswith("row ").all()
     done = dross.export(folder, tmp_path / "cleaned.parquet", remove=3)
     assert done.written == 47 == len(pandas.read_parquet(tmp_path / "cleaned.parquet"))
     names = json.loads((folder / "runs/run-0/manifest.json").read_text())["layout"]["names"]
@@ -124,8 +124,8 @@ def test_what_was_stopped_goes_on(made, model, tmp_path, monkeypatch):
     again = dross.clean_chats(
         chats, model, out=copy, repeats=1, epochs=2, batch_size=18, lr=0.01, progress=False
     )
-    first = Project.open(folder).instances.drop(columns="confidence")
-    pandas.testing.assert_frame_equal(again.instances.drop(columns="confidence"), first)
+    first = Project.open(folder).table.drop(columns="confidence")
+    pandas.testing.assert_frame_equal(again.table.drop(columns="confidence"), first)
 
 
 def test_near_duplicates_are_in_one_part(model, tmp_path):

@@ -22,12 +22,12 @@ def test_the_api_sends_tokens_with_their_effects_and_filters_by_source(project):
         assert about["layout"] == "chats" and about["origins"] == ["a", "b", "c"]
         assert about["token_scale"] > 0 and about["unit"] == "\u00a0points"
         ids = page.get("/api/list?tab=all&origin=b").json()["ids"]
-        assert set(project.instances.loc[ids, "origin"]) == {"b"} and len(ids) < 36
+        assert set(project.table.loc[ids, "origin"]) == {"b"} and len(ids) < 36
         (item,) = page.get(f"/api/items?ids={ids[0]}").json()["items"]
         assert sum(effect is not None for _, effect in item["tokens"]) == 6
         why = page.get(f"/api/why?id={ids[0]}").json()
         total = sum(effect or 0 for _, effect in why["content"]["tokens"])
-        assert total == pytest.approx(100 * project.instances.loc[ids[0], "score"], rel=0.02)
+        assert total == pytest.approx(100 * project.table.loc[ids[0], "score"], rel=0.02)
         assert [entry["about"] for entry in why["sentences"]][-1] == "Loss"
         assert page.get("/api/list?tab=all&origin=nobody").json()["ids"] == []
 
@@ -60,6 +60,6 @@ def test_tokens_are_coloured_with_a_legend_and_a_tooltip(browser, project):  # n
         )
         page.select_option("select[name=origin]", "c")
         wait_until(page, "location.search.includes('origin=c')")
-        count = int((project.instances["origin"] == "c").sum())
+        count = int((project.table["origin"] == "c").sum())
         wait_for_text(page, "found", f"{count} instances")
         page.keyboard.press("Escape")

@@ -66,7 +66,7 @@ def read_all(folder):
     """All that a project has to say."""
     project = Project.open(folder / "run")
     try:
-        tables = [project.instances, project.content, project.validation, project.label_table]
+        tables = [project.table, project.content, project.validation, project.label_table]
         said = [to_json(project.info), project.verdicts(), *map(project.why, range(20))]
         decided = [project.current_decisions(), project.decisions.history()]
         return [table.to_csv() for table in tables], said, decided

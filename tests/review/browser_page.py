@@ -90,6 +90,6 @@ def shown_decision(page, id):
 
 
 def harmful_ids(project):
-    rows = project.instances
+    rows = project.table
     ordered = rows["harm_rank"].sort_values().index
     return [int(id) for id in ordered if rows.at[id, "score"] < 0]

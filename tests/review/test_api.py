@@ -145,7 +145,7 @@ def test_a_regression_takes_numbers_as_labels(tmp_path):
 def test_a_bulk_decision_can_be_looked_at_first(fresh):
     with client_of(fresh) as client:
         decide(client, ["keep", None, [0, 1]])
-        labels = fresh.instances["label"]
+        labels = fresh.table["label"]
         ids = [id for id in labels.index if labels[id] == ">50K" or id < 2]
         seen = client.post("/api/preview", json={"changes": [["remove", None, ids]]}).json()
         assert seen["count"] == len(ids) and seen["changed"] == 2

@@ -134,7 +134,7 @@ def test_the_page_says_what_the_checks_changed(asking):
 def test_labels_of_the_training_part_are_checked_where_there_is_no_validation_file(tmp_path):
     project = make_project(tmp_path / "p", "table", 40)
     train = project.content.assign(
-        **{" source": project.instances["source"], " label": project.instances["label"]}
+        **{" source": project.table["source"], " label": project.table["label"]}
     )
     make_labels(train, project.classes, 2).to_parquet(project.folder / "labels.parquet")
     change_json(

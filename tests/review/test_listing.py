@@ -8,7 +8,7 @@ from tests.review.review_project import make_project
 
 
 def test_the_tabs_are_in_the_order_of_their_ranks(page, shared_project):
-    rows = shared_project.instances
+    rows = shared_project.table
     harm, mislabel = rows["harm_rank"].sort_values(), rows["mislabel_rank"].sort_values()
     harmful, mislabelled, everything = (
         page.get("/api/list", params={"tab": tab}).json()["ids"]
@@ -20,7 +20,7 @@ def test_the_tabs_are_in_the_order_of_their_ranks(page, shared_project):
 
 
 def test_every_filter_keeps_what_it_says(page, shared_project):
-    rows, content = shared_project.instances, shared_project.content
+    rows, content = shared_project.table, shared_project.content
     ask = lambda **filter: set(page.get("/api/list", params={"tab": "all"} | filter).json()["ids"])
     assert ask(**{"class": ">50K"}) == set(rows.index[rows["label"] == ">50K"])
     assert ask(prediction="differs") == set(rows.index[rows["label"] != rows["prediction"]])

@@ -79,7 +79,7 @@ def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(pla
     changes = {"recommended": None, "state": "no gain", "reason": reason}
     path = planned.folder / "project.json"
     change_json(path, lambda content: content["recommendation"].update(changes))
-    table = planned.instances.assign(action="keep")
+    table = planned.table.assign(action="keep")
     table.to_parquet(planned.folder / "instances.parquet")
     with client_of(Project.open(planned.folder)) as client:
         plan = client.get("/api/project").json()["plan"]
@@ -109,7 +109,7 @@ def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):
 
 
 def test_the_list_of_the_plan_begins_with_the_least_sure(planned):
-    rows = planned.instances
+    rows = planned.table
     with client_of(planned) as client:
         ids = client.get("/api/list", params={"tab": "plan"}).json()["ids"]
         assert set(ids) == recommended(planned).keys()

@@ -26,7 +26,7 @@ def test_deciding_undoing_and_reloading_by_keyboard(browser, project):
         page.wait_for_selector(f".item[data-id='{third}'] .effect")
         page.keyboard.press("r")
         page.wait_for_selector("#relabel[open]")
-        label = project.instances.at[third, "label"]
+        label = project.table.at[third, "label"]
         other = next(name for name in ("<=50K", ">50K") if name != label)
         page.keyboard.press("1" if other == "<=50K" else "2")
         wait_until_saved(page)
@@ -81,7 +81,7 @@ def test_every_key_has_a_button_and_keys_can_be_switched_off(browser, project):
 
 
 def test_the_filter_is_in_the_address_and_back_goes_back(browser, project):
-    rows = project.instances
+    rows = project.table
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.click("[data-tab=all]")
         page.select_option("[name=class]", ">50K")
@@ -102,7 +102,7 @@ def test_the_filter_is_in_the_address_and_back_goes_back(browser, project):
 
 
 def test_a_bulk_decision_is_counted_confirmed_warned_about_and_undone(browser, project):
-    rich = {int(id) for id in project.instances.index[project.instances["label"] == ">50K"]}
+    rich = {int(id) for id in project.table.index[project.table["label"] == ">50K"]}
     query = "&tab=all&class=%3E50K"
     with serve_in_thread(project) as server, visit(browser, server, query) as page:
         page.keyboard.press("x")

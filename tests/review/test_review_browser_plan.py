@@ -23,7 +23,7 @@ def make_planned(tmp_path, kind="table"):
 
 
 def planned_ids(project):
-    rows = project.instances
+    rows = project.table
     chosen = rows[rows["action"] != "keep"].sort_values(["confidence", "harm_rank"])
     return [int(id) for id in chosen.index]
 
@@ -77,7 +77,7 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         wait_for_text(page, "found", "10 instances")
         first = planned_ids(project)[0]
         wait_until(page, f"document.activeElement.dataset.id === '{first}'")
-        row = project.instances.loc[first]
+        row = project.table.loc[first]
         words = f"relabel to {row['prediction']}" if row["action"] == "relabel" else "remove"
         item = page.locator(f".item[data-id='{first}']")
         assert item.locator(".decision").text_content() == f"recommended: {words}"
@@ -121,7 +121,7 @@ def test_to_change_nothing_is_said_honestly(browser, tmp_path):
         content["run_agreement"] = 0.7
 
     change_json(folder / "project.json", change)
-    table = Project.open(folder).instances.assign(action="keep")
+    table = Project.open(folder).table.assign(action="keep")
     table.to_parquet(folder / "instances.parquet")
     with serve_in_thread(Project.open(folder)) as server, visit(browser, server) as page:
         assert page.text_content("#plan h2") == "Recommended: change nothing."

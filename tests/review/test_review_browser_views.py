@@ -123,7 +123,7 @@ def test_control_characters_are_shown_escaped_and_decided_as_they_are(browser, t
 
 def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_path):
     project = make_project(tmp_path / "p", "table", 10_000)
-    everything = [int(id) for id in project.instances["harm_rank"].sort_values().index]
+    everything = [int(id) for id in project.table["harm_rank"].sort_values().index]
     with serve_in_thread(project) as server, visit(browser, server, "&tab=all") as page:
         page.keyboard.press("End")
         assert selected_id(page) == everything[-1]

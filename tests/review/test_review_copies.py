@@ -20,7 +20,7 @@ from tests.review.review_project import HOSTILE, make_project
 def add_copies(project: Project) -> Project:
     """12 is also in the test part; 7 and 3 are nearly the same, and have different labels."""
     rows = [(0, "train", 12), (0, "test", 4), (1, "train", 7), (1, "train", 3)]
-    names, labels = project.instances["source"], project.instances["label"]
+    names, labels = project.table["source"], project.table["label"]
     table = pd.DataFrame(rows, columns=["group", "part", "id"]).assign(
         source=[names[12], "test: row 6", names[7], names[3]],
         label=[labels[12], labels[12], "one", "other"],
@@ -39,7 +39,7 @@ def test_the_list_has_the_training_instances_group_by_group(fresh):
             "ids"
         ]
         assert ask() == [12, 7, 3]
-        assert ask(q=fresh.instances.at[7, "source"]) == [7]
+        assert ask(q=fresh.table.at[7, "source"]) == [7]
         items = client.get("/api/items", params={"ids": "12,7,0"}).json()["items"]
         assert [item["copy"] for item in items] == [
             {"group": 0, "leaks": True, "words": "the same as row 6 of the test part"},

@@ -6,7 +6,7 @@ from tests.review.review_project import make_info
 
 
 def test_why_is_answered_in_plain_words(page, shared_project):
-    worst = int(shared_project.instances["harm_rank"].idxmin())
+    worst = int(shared_project.table["harm_rank"].idxmin())
     why = page.get("/api/why", params={"id": worst}).json()
     text = " ".join(sentence["text"] for sentence in why["sentences"])
     assert "the expected held-out error falls by" in text and "it makes the model worse" in text

@@ -43,7 +43,7 @@ def choose_edits(
     name of a plan. Without them: what was decided on the page; where nothing was decided, the
     recommended plan, unless `decisions` insists.
     """
-    count = len(project.instances)
+    count = len(project.table)
     if plan is not None:
         if remove is not None or relabel is not None or decisions:
             raise InvalidInput(
@@ -71,7 +71,7 @@ def choose_edits(
 
 def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     """An instance in both lists is relabelled, not removed."""
-    instances = project.instances
+    instances = project.table
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
         raise InvalidInput(
@@ -95,7 +95,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
 
 def _from_decisions(project: Project) -> ChosenEdits:
     decided = project.current_decisions()
-    count = len(project.instances)
+    count = len(project.table)
     path = project.folder / "decisions.sqlite"
     check_belongs(decided, path, TRAIN, count, project.classes)
     removed = [id for id, (action, _) in decided.items() if action == REMOVE]

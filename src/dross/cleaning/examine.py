@@ -54,7 +54,7 @@ class DrawnChecks:
 class Outcome:
     """What was found about the instances of a project."""
 
-    instances: Frame  # as `Project.instances`
+    instances: Frame  # as `Project.table`
     labels: Frame  # as `Project.label_table`
     recipe: Recipe
     runs: list[Run]
@@ -276,7 +276,7 @@ def instance_table(
     checked: CheckedLabels,
     outliers: np.ndarray,
 ) -> Frame:
-    """One row per training instance, with the columns that `Project.instances` describes.
+    """One row per training instance, with the columns that `Project.table` describes.
 
     Arguments:
         data: The data set.

@@ -153,7 +153,7 @@ def _read_rows(source: Path, raw: bytes) -> Any:
 
 def _name_edits(project: Project, edits: ChosenEdits) -> RowEdits:
     """The edits by the names of instances in the input: `row 17`, or a file name."""
-    names = project.instances["source"]
+    names = project.table["source"]
     if project.request.given is not None:
         names = names.map(name_row)
     return RowEdits(
@@ -251,7 +251,7 @@ class _Task:
         writer = csv.writer(text)
         writer.writerow(_LISTED)
         for id, (action, label) in self.edits.decisions().items():
-            row = self.project.instances.loc[id]
+            row = self.project.table.loc[id]
             cells = [row["source"], row["label"], action, label or "", f"{row['score']:.6g}"]
             writer.writerow([id, *map(disarm_cell, [*cells, row["prediction"]])])
         return text.getvalue().encode()

@@ -56,7 +56,7 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
     """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
 
     If the runs agree poorly, or labels should be checked, another sentence says so. Takes
-    `Project.info` and `Project.instances`.
+    `Project.info` and `Project.table`.
     """
     what, why = describe_recommendation(info, instances)
     sentences = [f"{what} {why}", _describe_wrong(info)]
@@ -69,7 +69,7 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
 def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, str]:
     """What is recommended, and what that does to models, how sure that is, and what to look at.
 
-    Takes `Project.info` and `Project.instances`.
+    Takes `Project.info` and `Project.table`.
     """
     reason = info.recommendation.reason
     plan = info.recommendation.plan

@@ -141,7 +141,7 @@ def clean(
 
     Example:
         project = dross.clean("people.csv", "income", out="runs/people")
-        worst = project.instances.sort_values("harm_rank").head(20)
+        worst = project.table.sort_values("harm_rank").head(20)
         X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
     options = Options(

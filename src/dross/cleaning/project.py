@@ -90,7 +90,7 @@ class Project:
 
     Example:
         project = dross.Project.open("runs/people")
-        worst = project.instances.sort_values("harm_rank").head(20)
+        worst = project.table.sort_values("harm_rank").head(20)
         print(project.recommended, project.judge().sentence)
         project.export("people-cleaned.csv")
     """
@@ -131,7 +131,7 @@ class Project:
         return self.info.classes
 
     @cached_property
-    def instances(self) -> Frame:
+    def table(self) -> Frame:
         """One row per training instance.
 
         Returns:
@@ -166,7 +166,7 @@ class Project:
         """What each training instance looks like.
 
         Returns:
-            A pandas.DataFrame [N] in the order of `instances`: the columns of a table, the column
+            A pandas.DataFrame [N] in the order of `table`: the columns of a table, the column
             `text`, or the column `path` of pictures.
 
         Raises:
@@ -305,12 +305,12 @@ class Project:
         return [read_sealed(path, dict[str, Any]) for path in files]
 
     def __repr__(self) -> str:
-        count = f"{len(self.instances):,} training instances"
+        count = f"{len(self.table):,} training instances"
         return f"<Project {self.info.name}: {count} in {self.folder}>"
 
     def _repr_html_(self) -> str:
         """In a notebook: what was found, the first suggestions, and the latest verdict."""
-        return show_project(self.folder, self.info, self.instances, self.verdicts())
+        return show_project(self.folder, self.info, self.table, self.verdicts())
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot how each plan changes the first measure, the error; the recommended one in blue.

@@ -56,7 +56,7 @@ def write_report(project: Project) -> Path:
     if training is None:
         write_bytes(path, _render_chats(project).encode())
         return path
-    instances = project.instances
+    instances = project.table
     verdicts = project.verdicts()
     ranked = instances.sort_values("harm_rank")
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
@@ -89,11 +89,11 @@ def write_report(project: Project) -> Path:
 def _render_chats(project: Project) -> str:
     info = project.info
     verdicts = project.verdicts()
-    ranked = project.instances.sort_values("harm_rank")
+    ranked = project.table.sort_values("harm_rank")
     return render(
         "chats.html",
         info=info,
-        findings=list_findings(info, project.instances),
+        findings=list_findings(info, project.table),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
         plans=tabulate_plans(project.plans, info.recommendation.recommended),
@@ -118,7 +118,7 @@ def _describe_copies(project: Project) -> dict[str, Any]:
 
 def _count_by_class(project: Project) -> list[dict[str, Any]]:
     """How the suggestions fall on the classes."""
-    instances, rows = project.instances, []
+    instances, rows = project.table, []
     for name in project.classes:
         members = instances[instances["label"] == name]
         if len(members):
@@ -138,7 +138,7 @@ def _count_pairs(project: Project) -> list[dict[str, Any]]:
     """How many labels that are likely wrong are given and suggested as what, the most first."""
     if not project.classes:
         return []
-    instances = project.instances
+    instances = project.table
     wrong = instances[
         (instances["wrong"] > LIKELY) & (instances["prediction"] != instances["label"])
     ]

@@ -64,7 +64,7 @@ def print_findings(project: "Project") -> None:
     from ..cleaning.findings import list_findings
 
     console.print()
-    for sentence in list_findings(project.info, project.instances):
+    for sentence in list_findings(project.info, project.table):
         say(sentence)
     folder = project.folder
     labels = project.info.checked_labels
@@ -141,9 +141,9 @@ def project_as_json(project: "Project") -> dict[str, Any]:
         "plans": [_plan_as_json(plan) for plan in project.plans],
         "state": info.recommendation.state,
         "reason": info.recommendation.reason,
-        "probably_mislabelled": int((project.instances["mislabel_rank"] >= 0).sum()),
+        "probably_mislabelled": int((project.table["mislabel_rank"] >= 0).sum()),
         "labels_to_check": [int(id) for id in project.labels_to_check.index],
-        "findings": list_findings(info, project.instances),
+        "findings": list_findings(info, project.table),
     }
 
 

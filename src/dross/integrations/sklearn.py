@@ -207,12 +207,12 @@ class _Cleaning(ABC):
 
     def _read_project(self, project: Project, labels: np.ndarray) -> _Cleaned:
         """What the project says, in rows of X: its ids count the rows that have a label."""
-        names = project.instances["source"]
+        names = project.table["source"]
         rows = names.str.removeprefix("place ").astype(int).to_numpy()
         scores = np.full(len(labels), np.nan)
-        scores[rows] = project.instances["score"].to_numpy()
+        scores[rows] = project.table["score"].to_numpy()
         wrong = np.full(len(labels), np.nan)
-        wrong[rows] = project.instances["wrong"].to_numpy()
+        wrong[rows] = project.table["wrong"].to_numpy()
         plan = project.recommended
         if self.plan is not None:
             known = {plan.name for plan in project.plans}  # without rules that touch no row

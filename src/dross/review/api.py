@@ -125,7 +125,7 @@ class Api:
         self.decisions = project.decisions
         self.listing = Listing(project)
         self.checks = LabelChecks(self.listing)
-        self.labels = [str(label) for label in project.instances["label"]]
+        self.labels = [str(label) for label in project.table["label"]]
         self.regression = project.info.task == "regression"
         self.plan = RecommendedPlan(project)
 

@@ -32,7 +32,7 @@ class LabelChecks:
     def __init__(self, listing: Listing):
         self.listing = listing
         self.project = listing.project
-        self.start = len(self.project.instances)  # the number of the first
+        self.start = len(self.project.table)  # the number of the first
 
     def __len__(self) -> int:
         return len(self._table)
@@ -73,7 +73,7 @@ class LabelChecks:
     def source(self, number: int) -> str:
         """Where an instance of either part comes from."""
         if number < self.start:
-            return str(self.project.instances.at[number, "source"])
+            return str(self.project.table.at[number, "source"])
         return str(self._table.at[number - self.start, "source"])
 
     # --- the list ---

@@ -134,7 +134,7 @@ class Listing:
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """Return the ids that pass the filter, in the order of its tab."""
-        rows = self.project.instances
+        rows = self.project.table
         score = rows["score"].to_numpy(float)
         keep = self._searched.matches(wanted, self.percent_of_score * score, decisions)
         if wanted.origin and self.layout == CHATS:
@@ -155,11 +155,11 @@ class Listing:
 
     @cached_property
     def _searched(self) -> Searched:
-        return Searched(self.project.instances, self.project.content)
+        return Searched(self.project.table, self.project.content)
 
     def item(self, id: int) -> dict[str, Any]:
         """Return what the list shows of an instance, as JSON."""
-        row = self.project.instances.loc[id].to_dict()  # cells are looked up ten times faster
+        row = self.project.table.loc[id].to_dict()  # cells are looked up ten times faster
         if self.layout == CHATS:
             content = {"tokens": self.excerpt(id), "origin": str(row["origin"])}
         else:

@@ -38,7 +38,7 @@ class RecommendedPlan:
     def describe(self) -> dict[str, Any]:
         """What it does, why, what to be careful about, and the other plans, as JSON."""
         info = self.project.info
-        what, why = describe_recommendation(info, self.project.instances)
+        what, why = describe_recommendation(info, self.project.table)
         table = tabulate_plans(self.project.plans, info.recommendation.recommended)
         return {
             "what": what,

@@ -20,12 +20,10 @@ _MAX_TEXT = 20_000  # characters
 def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     """Return everything that the page shows about a training instance, as JSON."""
     project = listing.project
-    if not 0 <= id < len(project.instances):
-        raise InvalidInput(
-            f"There is no training instance {id}; there are {len(project.instances)}."
-        )
+    if not 0 <= id < len(project.table):
+        raise InvalidInput(f"There is no training instance {id}; there are {len(project.table)}.")
     why = project.why(id)
-    sentences = reason_sentences(project.instances.loc[id], project.info)
+    sentences = reason_sentences(project.table.loc[id], project.info)
     copies = project.copies
     if (group := copies.group_of(id)) is not None:
         said = describe_group(copies, group, classes=bool(project.classes))
@@ -198,7 +196,7 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
     project = listing.project
     if part == "train":
         content = project.content.loc[id]
-        source, label = project.instances.loc[id, ["source", "label"]]
+        source, label = project.table.loc[id, ["source", "label"]]
     else:
         content = project.validation.loc[id]
         source, label = content[[" source", " label"]]
