@@ -1,11 +1,11 @@
-"""Checks of arguments and of values, and how messages name them."""
+"""Checks of arguments, and how messages name them."""
 
 import pytest
 from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross._checks import check_name, fit_together, fits
+from dross._checks import check_name
 from dross.errors import InvalidInput
 
 # --- A misspelt name gets a hint ---
@@ -42,36 +42,3 @@ def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
         with pytest.raises(InvalidInput, match="check must be at least 1"):
             dross.clean(tmp_path / "nothing.csv", "y", check=wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# --- Values of JSON against the types that they should have ---
-
-
-@pytest.mark.parametrize(
-    "value, hint, expected",
-    [
-        ("x", str, True),
-        (None, str, False),
-        (None, str | None, True),
-        (True, int, False),
-        (True, bool, True),
-        (3, float, True),
-        (3.5, int, False),
-        ([1, 2], list[int], True),
-        ([1, "2"], list[int], False),
-        ([[1, None]], list[list[float | None]], True),
-        ({"a": 1}, dict[str, int], True),
-        ({"a": "1"}, dict[str, int], False),
-        ([], dict[str, int], False),
-        ([{}], list, True),
-    ],
-)
-def test_values_fit_their_types(value, hint, expected):
-    assert fits(value, hint) is expected
-
-
-def test_entries_that_are_missing_fit():
-    hints = {"data": str, "seed": int}
-    assert fit_together({"data": "x", "more": []}, hints)
-    assert not fit_together({"data": "x", "seed": "1"}, hints)
-    assert not fit_together(None, hints)

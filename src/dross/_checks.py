@@ -2,10 +2,9 @@
 
 import difflib
 import os
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from .errors import InvalidInput
 
@@ -55,29 +54,6 @@ def check_number(value: Any, what: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidInput(f"{what} must be a number, not {value!r}.") from None
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of a type: `str | None`, `list[int]`, `dict[str, float]`."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if hint is Any:
-        return True
-    if kind in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
-    if kind in (int, float):  # a bool is an int to Python, and an int is a float to JSON
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not isinstance(value, kind):
-        return False
-    if kind is dict and inner:
-        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
-    return kind is not list or all(fits(one, inner[0]) for one in value if inner)
-
-
-def fit_together(values: Any, hints: Mapping[str, Any]) -> bool:
-    """Whether it is a JSON object whose entries, where present, are of these types."""
-    return isinstance(values, dict) and all(
-        fits(values[name], hint) for name, hint in hints.items() if name in values
-    )
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> str:

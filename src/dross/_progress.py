@@ -126,8 +126,9 @@ def progress_bar(
             overall.advance(amount / max(1, total))
         if listener is not None:
             listener.counts[name] += amount
-            before, percent = percent, min(100, 100 * done // max(total, 1))
-            if percent > before:
+            now = min(100, 100 * done // max(total, 1))
+            if now > percent:
+                percent = now
                 report({name: percent / 100}, listener.counts[name])
 
     bar = _make_bar(title, total, unit=f" {unit}") if show and overall is None else None

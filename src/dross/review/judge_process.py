@@ -1,6 +1,5 @@
 """`dross judge` in its own process, started, watched and stopped from the page. One at a time."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,12 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..cleaning.judge import check_seeds
 from ..errors import DrossError, InvalidInput
 
 _MAX_OUTPUT_CHARACTERS = 8_000
 _SECONDS_UNTIL_STALE = 120.0  # a progress file that is older was left behind by a crash
 _SECONDS_TO_END = 5.0
+
+
+class _Progress(msgspec.Struct):
+    """What `dross judge` writes to judging.json while it works."""
+
+    done: int
+    of: int
+    stage: str = ""
 
 
 class JudgeProcess:
@@ -109,8 +118,7 @@ class JudgeProcess:
             age = time.time() - self._progress_file.stat().st_mtime
             if only_fresh and age > _SECONDS_UNTIL_STALE:
                 return None
-            found = json.loads(self._progress_file.read_text(encoding="utf-8"))
-            done, of = int(found["done"]), int(found["of"])
-            return {"done": done, "of": of, "stage": str(found.get("stage", ""))}
-        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-            return None  # not there yet, just being replaced, or not ours
+            progress = msgspec.json.decode(self._progress_file.read_bytes(), type=_Progress)
+        except (OSError, msgspec.DecodeError):
+            return None  # not there yet, or not ours
+        return msgspec.structs.asdict(progress)
