@@ -7,7 +7,7 @@ import yaml
 from docs.tools.repository import rewrite_links
 
 import dross
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, list_pages
 
 
 def test_every_public_name_is_on_a_page_of_the_reference():
@@ -46,3 +46,15 @@ def test_the_navigation_has_every_page():
 def test_the_site_asks_nothing_of_other_machines():
     assets = (ROOT / "docs" / "assets").iterdir()
     assert not [path.name for path in assets if re.search(r"https?://|@import", path.read_text())]
+
+
+def test_every_module_that_a_page_names_is_there():
+    folders = ("src", "tests", "docs", "examples", "benchmarks", "experiments")
+    there = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    missing = [
+        f"{page}: {name}"
+        for page in list_pages()
+        for name in re.findall(r"`([a-z_/]+\.py)`", (ROOT / page).read_text(encoding="utf-8"))
+        if not any(path.endswith("/" + name) for path in there)
+    ]
+    assert not missing
