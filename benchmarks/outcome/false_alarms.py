@@ -31,6 +31,7 @@ from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, NumberNoiseModel, Rows
 from dross.cleaning.modality import PreparedData, Source, assemble
+from dross.cleaning.tables import TABLE
 from dross.cleaning.training import Recipe
 from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE
 
@@ -80,7 +81,7 @@ def prepare(x: np.ndarray, y: np.ndarray, trained: int) -> PreparedData:
     """The data as `dross.clean` prepares them; the rows after `trained` are the test part."""
     labels = y.astype(str).astype(object) if y.dtype.kind == "i" else y
     frame = pandas.DataFrame(index=range(len(y)))
-    source = Source("table", "label", frame, labels, [f"row {k}" for k in range(len(y))])
+    source = Source(TABLE, "label", frame, labels, np.arange(len(y)))
     ids = np.arange(len(y))
     parts = {"train": ids[:trained], "validation": ids[:0], "test": ids[trained:]}
     inputs = torch.from_numpy(x)

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -190,11 +190,11 @@ def digest_file(path: Path) -> str:
         raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def digest_files(root: Path, names: Iterable[str]) -> str:
-    """The digest of many files together: of their names and of their content, in this order."""
+def join_digests(digests: Mapping[str, str]) -> str:
+    """The digest of many files together, by their names and their digests."""
     sha = hashlib.sha256()
-    for name in names:
-        sha.update(f"{digest_file(root / name)} {name}\n".encode(errors="surrogateescape"))
+    for name, digest in digests.items():
+        sha.update(f"{digest} {name}\n".encode(errors="surrogateescape"))
     return sha.hexdigest()
 
 

@@ -100,8 +100,9 @@ def run_demo(
         overwrite=True,
     )
     verdict = judge(project.folder, seeds=seeds, progress=progress)
-    copy = folder.with_name(f"{folder.name}-cleaned")
-    export(project.folder, copy, overwrite=True)
+    names = (f"{folder.name}-cleaned{number}" for number in ("", *range(2, 1000)))
+    copy = next(path for path in map(folder.with_name, names) if not path.exists())
+    export(project.folder, copy)
     instances = project.table
     numbers = np.array([int(Path(source).stem) for source in instances["source"]])
     flipped = digits.flipped[numbers]

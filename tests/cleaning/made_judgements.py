@@ -9,6 +9,7 @@ from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, Rows
 from dross.cleaning.modality import Source, assemble
+from dross.cleaning.tables import TABLE
 from dross.cleaning.training import Recipe
 
 
@@ -56,7 +57,7 @@ def judge_arrays(
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
     names = given.astype(str).astype(object) if given.dtype.kind == "i" else given
     frame = pandas.DataFrame(index=range(len(given)))
-    source = Source("table", "label", frame, names, [f"row {k}" for k in range(len(given))])
+    source = Source(TABLE, "label", frame, names, np.arange(len(given)))
     ids = np.arange(len(given))
     parts = {"train": ids[: len(y)], "validation": ids[:0], "test": ids[len(y) :]}
     tensor = torch.from_numpy(inputs.astype(np.float32))

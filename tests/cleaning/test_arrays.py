@@ -13,8 +13,6 @@ from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.memory import (
     file_name,
     give_back,
-    name_places,
-    name_row,
     pixels_of,
     read_picture,
     take_given,
@@ -86,7 +84,7 @@ def same(one, other) -> bool:
 )
 def test_every_kind_of_x_is_read_and_given_back(x, kind, tmp_path):
     prepared, (back, y) = take(x, KINDS, tmp_path)
-    assert prepared.source.kind == kind and len(prepared.source) == N
+    assert prepared.source.modality.name == kind and len(prepared.source) == N
     assert prepared.source.classes == ["no", "yes"] and prepared.source.names[17] == "place 17"
     assert type(back) is type(x) and same(back, x) and same(y, KINDS.astype(object))
 
@@ -128,7 +126,7 @@ def test_the_columns_of_a_frame_keep_their_kinds_and_its_index_stays(tmp_path):
 def test_texts_in_a_frame(tmp_path):
     frame = pandas.DataFrame({"review": TEXTS, "other": NUMBERS[:, 0], "stars": KINDS})
     prepared, back = take(frame, "stars", tmp_path, text="review")
-    assert prepared.source.kind == "text" and same(back, frame)
+    assert prepared.source.modality.name == "text" and same(back, frame)
 
 
 def test_a_frame_of_paths_of_pictures(tmp_path, monkeypatch):
@@ -139,7 +137,7 @@ def test_a_frame_of_paths_of_pictures(tmp_path, monkeypatch):
         (tmp_path / f"{k}.png").write_bytes(encode_png(PIXELS[k]))
     frame = pandas.DataFrame({"file": [f"{k}.png" for k in range(N)], "kind": KINDS})
     prepared, _ = take(frame, "kind", tmp_path / "kept", images="file")
-    assert prepared.source.kind == "images" and prepared.shape == (1, 6, 5)
+    assert prepared.source.modality.name == "images" and prepared.shape == (1, 6, 5)
 
 
 def test_other_parts_are_pairs_or_frames(tmp_path):
@@ -168,11 +166,6 @@ def test_pictures_are_scaled_for_the_eye(tmp_path):
     np.save(tmp_path / "colour.npy", np.full((1, 4, 4, 4), 0.5))
     colour = read_picture(tmp_path / "colour.npy" / "0")
     assert colour is not None and colour.dtype == np.uint8 and (colour == 128).all()
-
-
-def test_places_are_rows():
-    assert name_places(["row 2", "row 19"]) == ["place 0", "place 17"]
-    assert name_row("place 17") == "row 19"
 
 
 def with_cell(cell, place=7):

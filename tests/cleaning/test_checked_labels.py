@@ -17,7 +17,7 @@ from dross.cleaning.findings import describe_checked, describe_checks
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.plans import Recommendation
 from dross.cleaning.project import Project
-from dross.cleaning.reopen import reopen_data
+from dross.cleaning.reopen import reopen_inputs
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import interrupted
 from tests.cleaning.made_labels import QUICK, make_part
@@ -244,9 +244,9 @@ def test_checked_labels_are_kept_where_the_project_is_made_anew(one):
     found = again()
     assert found.decisions.current("validation") == {other: ("relabel", label)}
     assert found.recommended is not None and found.recommended.relabelled[other] == label
-    used = read_used(found.folder, reopen_data(found))
+    used = read_used(found.folder, reopen_inputs(found)[0])
     assert used.decided == {other: ("relabel", label)} and used.part == "train"
-    rows = project_rows(found, reopen_data(found))
+    rows = project_rows(found, reopen_inputs(found)[0])
     place = {name: k for k, name in enumerate(found.classes)}
     assert rows.checked.nonzero()[0].tolist() == [other] and rows.y[other] == place[label]
     assert rows.given is not None and rows.given[other] == place[y[other]]
@@ -307,10 +307,10 @@ def test_checked_labels_that_dross_did_not_write_are_damage(one, labels):
     path = project.folder / "checked.json"
     path.write_text(json.dumps(seal({"labels": labels})))
     with pytest.raises(CorruptFile, match=r"checked\.json is damaged"):
-        read_used(project.folder, reopen_data(project))
+        read_used(project.folder, reopen_inputs(project)[0])
     path.write_text(json.dumps(seal({"labels": {str(10**6): ["keep", None]}})))
     with pytest.raises(InputChanged, match="decides about instance 1000000"):
-        read_used(project.folder, reopen_data(project))
+        read_used(project.folder, reopen_inputs(project)[0])
 
 
 def test_a_damaged_list_is_named(cleaned):

@@ -25,10 +25,8 @@ def test_highly_skewed_numbers_are_learnt_on_a_logarithmic_scale():
     columns = infer_columns(content)
     encoder = TableEncoder(content, columns)
     assert encoder.skewed == ["wealth"]
-    now, before = encoder(content).numpy(), TableEncoder(content, columns, version=1)(content)
-    assert np.isfinite(now).all() and (now[:, 1] == before.numpy()[:, 1]).all()
-    usual = slice(3, None)
-    assert before.numpy()[usual, 0].std() < 1e-3 < 0.5 < now[usual, 0].std()  # it can be told apart
+    now, usual = encoder(content).numpy(), slice(3, None)
+    assert np.isfinite(now).all() and now[usual, 0].std() > 0.5  # it can be told apart
     order = np.argsort(wealth[usual])
     assert (np.diff(now[usual, 0][order]) >= 0).all()  # and nothing changes places
 

@@ -15,7 +15,7 @@ from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job
 from dross.cleaning.project import Project
 from dross.cleaning.project_info import JobInfo, Options
-from dross.cleaning.reopen import reopen_data
+from dross.cleaning.reopen import reopen_inputs
 from tests.cleaning.made_labels import CLASSES, QUICK, make_part
 
 WRONG = 0.15
@@ -172,7 +172,7 @@ def test_texts_are_assumed_to_be_annotated(tmp_path, kind, column):
     request = Request(str(tmp_path / "t.csv"), "tree", **column)
     info = JobInfo(request=request, options=Options(), digest="", input_files={})
     job = Job(info, prepare(request), tmp_path, False, print)
-    assert job.prepared.source.kind == kind
+    assert job.prepared.source.modality.name == kind
     assert job.labels == ("annotated" if kind == "text" else "observed")
     observed = replace(info, options=Options(labels="observed"))
     assert replace(job, info=observed).labels == "observed"
@@ -193,6 +193,6 @@ def test_a_test_file_stays_as_it_is(_made, tmp_path):
     options = QUICK | {"repeats": 1, "test": str(tmp_path / "test.csv")}
     project = dross.clean(folder / "all.csv", "tree", out=tmp_path / "run", **options)
     assert project.info.counts == {"train": 200, "validation": 0, "test": 60}
-    data = reopen_data(project)
+    data = reopen_inputs(project)[0]
     assert data.part("test").labels.tolist() == y.tolist()
     assert len(project.table) == 200 and set(project.classes) == set(CLASSES)

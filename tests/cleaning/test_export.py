@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 import dross
 from dross import cli
 from dross.cleaning import examine
-from dross.cleaning.export import _place_pictures
-from dross.cleaning.tables import RowEdits, copy_table
+from dross.cleaning.images import place_images
+from dross.cleaning.modality import RowEdits
+from dross.cleaning.tables import copy_table
 from dross.demo import load_flipped_digits, write_images
 from dross.errors import InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
@@ -44,8 +45,10 @@ def test_pictures_in_folders(tmp_path, monkeypatch):
     assert done.written == 499 and not (cleaned / sources.loc[first]).exists()
     assert (cleaned / "7" / sources.loc[5].split("/")[1]).exists()
     project.decisions.record({6: ("remove", None)})
-    assert dross.export(tmp_path / "run", cleaned, overwrite=True).written == 498
-    assert len(list(cleaned.rglob("*.png"))) == 498  # nothing of the earlier copy is left
+    with pytest.raises(InvalidInput, match="is a folder that exists"):
+        dross.export(tmp_path / "run", cleaned, overwrite=True)
+    assert dross.export(tmp_path / "run", tmp_path / "again").written == 498
+    assert len(list((tmp_path / "again").rglob("*.png"))) == 498
     assert len(list(folders["train"].rglob("*.png"))) == 500  # the input is as it was
 
 
@@ -120,7 +123,7 @@ def test_the_copy_is_a_copy(tmp_path):
     dross.export(tmp_path / "run", tmp_path / "out.parquet")
     copy = pandas.read_parquet(tmp_path / "out.parquet")
     assert copy.dtypes.equals(frame.dtypes) and len(copy) == 149
-    first, second = (int(project.table["source"].loc[k].split()[1]) - 2 for k in (0, 1))
+    first, second = (int(project.table["row"].loc[k]) - 2 for k in (0, 1))
     expected = frame.copy()
     expected.loc[first, "kind"] = 1
     pandas.testing.assert_frame_equal(copy, expected.drop(index=second).reset_index(drop=True))
@@ -129,13 +132,9 @@ def test_the_copy_is_a_copy(tmp_path):
     assert set(notes) == {"None", "NA", "-"}
 
 
-def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
-    for kind in "ab":
-        (tmp_path / "in" / kind).mkdir(parents=True)
-        for k in range(2):
-            (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
-    edits = RowEdits(set(), {"a/0.png": "b", "a/1.png": "b"})
-    placed = _place_pictures(tmp_path / "in", edits)
+def test_relabelled_pictures_do_not_overwrite_others():
+    names = ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
+    placed = place_images(names, RowEdits(set(), {0: "b", 1: "b"}))
     assert len(placed) == len(set(placed.values())) == 4
     assert all(target.startswith("b/") for target in placed.values())
 
@@ -144,9 +143,11 @@ def test_a_named_index_of_a_parquet_file_is_copied(tmp_path):
     frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": ["a", "b"]})
     frame.index = pandas.Index(["p", "q"], name="key")
     frame.to_parquet(tmp_path / "t.parquet")
-    edits = RowEdits({"row 3"}, {"row 2": "b"})
+    edits = RowEdits({3}, {2: "b"})
+    source = tmp_path / "t.parquet"
     for name in ("out.parquet", "out.csv"):
-        raw, count = copy_table(tmp_path / "t.parquet", f".{name.split('.')[1]}", "kind", edits)
+        suffix = f".{name.split('.')[1]}"
+        raw, count = copy_table(source.read_bytes(), source, suffix, "kind", edits)
         (tmp_path / name).write_bytes(raw)
         assert count == 1
     assert pandas.read_parquet(tmp_path / "out.parquet").reset_index().iloc[0].tolist() == [

@@ -58,7 +58,7 @@ def test_copies_between_and_within_parts_are_found_and_ordered(tmp_path):
     assert counts == CopyCounts(test=2, validation=1, train=6, groups=3, conflicting=2)
     assert 0 < copies.table["distance"][4] < 0.1 and copies.table["distance"].iloc[-1] == 0
     assert copies.content["mean radius"].iloc[0] == copies.content["mean radius"].iloc[1]
-    assert copies.table["source"][1] == "test: row 171"
+    assert copies.table["source"][1] == "row 171"
     assert [(row["id"], row["is_same"]) for row in copies.others(5)] == [(301, True)]
     assert not copies.others(20)[0]["is_same"] and copies.others(7) == []
 

@@ -54,7 +54,7 @@ def test_another_process_judges_and_exports_what_was_given(arrays, tmp_path):
 def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
     x, y = made()
     worst = arrays.table.sort_values("harm_rank").head(9)
-    places = [int(source.removeprefix("place ")) for source in worst["source"]]
+    places = worst["row"].tolist()
     assert worst["label"].tolist() == [str(y[place]) for place in places]
     left_x, left_y = arrays.cleaned(remove=9)
     assert left_x.dtype == np.float32 and left_y.dtype == y.dtype
@@ -62,7 +62,7 @@ def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
     arrays.decisions.record({int(worst.index[0]): ("relabel", "2"), 5: ("remove", None)})
     relabelled_x, relabelled_y = arrays.cleaned()
     assert len(relabelled_x) == 199
-    gone = int(arrays.table.loc[5, "source"].removeprefix("place "))
+    gone = int(arrays.table.loc[5, "row"])
     expected = y.copy()
     expected[places[0]] = 2
     assert (relabelled_y == np.delete(expected, gone)).all()
@@ -158,7 +158,7 @@ def test_tables_in_files_are_returned_as_frames(little, album):
     project = dross.Project.open(little)
     cleaned = project.cleaned(remove=6)
     assert len(cleaned) == 114 and "kind" in cleaned.columns and cleaned["size"].dtype == float
-    with pytest.raises(InvalidInput, match="pictures in a folder"):
+    with pytest.raises(InvalidInput, match="images in a folder"):
         dross.Project.open(album).cleaned(remove=2)
 
 

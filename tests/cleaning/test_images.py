@@ -151,14 +151,3 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
     finally:
         torch.set_num_threads(used)
     assert torch.equal(encoded[0], encoded[1]) and torch.equal(encoded[0], encoded[2])
-
-
-def test_earlier_projects_are_encoded_as_they_were(tmp_path):
-    shades = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
-    np.save(tmp_path / "data.npy", shades)
-    content = pandas.DataFrame({"path": [f"data.npy/{k}" for k in range(len(shades))]})
-    pixels = torch.from_numpy(shades)[:, None].float() / 255
-    encoder = ImageEncoder(content, tmp_path, 1)
-    assert torch.equal(encoder(content), (pixels - pixels.mean()) / pixels.std())
-    newer = ImageEncoder(content, tmp_path)(content)
-    torch.testing.assert_close(newer, encoder(content))

@@ -91,7 +91,7 @@ def test_pictures_listed_in_a_table(pets):
     listing = pandas.DataFrame({"file": files, "pet": ["cat"] * 29 + ["dog"] * 28})
     listing.to_csv(pets / "list.csv", index=False)
     table = load.prepare(load.Request(str(pets / "list.csv"), "pet", images="file"))
-    assert len(table.source) == 57 and table.source.kind == "images"
+    assert len(table.source) == 57 and table.source.modality.name == "images"
 
 
 def test_folders_without_usable_pictures_are_refused(pets, tmp_path):

@@ -20,6 +20,7 @@ from dross.cleaning.estimators import find_model
 from dross.cleaning.project import Project
 from dross.cleaning.project_files import read_sealed, write_sealed
 from dross.cleaning.report import write_report
+from dross.cleaning.task import CLASSIFICATION
 from dross.errors import InvalidInput
 from tests.cleaning.made_judgements import flip
 
@@ -244,7 +245,7 @@ class NotANumber(LogisticRegression):
 )
 def test_what_cannot_judge_is_refused(model, said):
     with pytest.raises(InvalidInput, match=said):
-        find_model(model, "classification")
+        find_model(model, CLASSIFICATION)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dross.cleaning.scoring import (
     verify,
 )
 from dross.cleaning.training import Recipe
+from dross.cleaning.user_code import CUSTOM
 from dross.data.seeds import mix_seeds
 from dross.influence.query import expected_error, mean_loss
 from dross.influence.scores import Scores
@@ -67,13 +68,12 @@ def prepare(*pairs) -> PreparedData:
     labels = y[:, 0].double().numpy() if y.dim() > 1 else np.array(list(map(str, y.tolist())), "O")
     ids = np.split(np.arange(len(x)), np.cumsum([len(pair[0]) for pair in pairs]))
     parts = dict(zip(("train", "validation", "test"), [*ids[:-1], ids[-1], ids[-1]]))
-    names = [f"row {k}" for k in range(len(x))]
     source = Source(
-        kind="custom",
+        modality=CUSTOM,
         label="y",
         content=pandas.DataFrame(x.numpy()),
         labels=labels,
-        names=names,
+        rows=np.arange(len(x)),
     )
     return assemble(source, parts, {part: x[ids] for part, ids in parts.items()})
 

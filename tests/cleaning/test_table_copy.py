@@ -6,41 +6,44 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning.tables import Reading, RowEdits, copy_table
+from dross.cleaning.modality import RowEdits
+from dross.cleaning.tables import Reading, copy_table
 from dross.errors import InvalidInput
+
+
+def copy_file(path, *given):
+    return copy_table(path.read_bytes(), path, *given)
 
 
 def copied(path, text: str, edits: RowEdits, suffix: str = ".csv", **options) -> str:
     path.write_text(text, encoding="utf-8")
-    return copy_table(path, suffix, "y", edits, **options)[0].decode()
+    return copy_table(path.read_bytes(), path, suffix, "y", edits, **options)[0].decode()
 
 
 def test_duplicate_and_empty_names_stay(tmp_path):
     text = "x,x,,y\n1, 2,3,a\n\n4,5,NA,b\n7,8,1_000,a\n"
-    edits = RowEdits({"row 2"}, {"row 4": "a"})
+    edits = RowEdits({2}, {4: "a"})
     assert copied(tmp_path / "t.csv", text, edits) == "x,x,,y\n4,5,NA,a\n7,8,1_000,a\n"
     with pytest.raises(InvalidInput, match="same name"):
-        copy_table(tmp_path / "t.csv", ".parquet", "y", edits)
+        copy_file(tmp_path / "t.csv", ".parquet", "y", edits)
 
 
 def test_rows_are_found_by_their_lines(tmp_path):
     text = 'x,y\n\n1,"a\n"\n\n\n2,b\n3,c\n'
-    assert copied(tmp_path / "t.csv", text, RowEdits({"row 7"})) == 'x,y\n1,"a\n"\n3,c\n'
+    assert copied(tmp_path / "t.csv", text, RowEdits({7})) == 'x,y\n1,"a\n"\n3,c\n'
 
 
 def test_the_separator_that_was_given_is_used(tmp_path):
-    changed = RowEdits(relabelled={"row 2": "b"})
+    changed = RowEdits(relabelled={2: "b"})
     done = copied(tmp_path / "t.csv", "x^y\n1,5^a\n", changed, ".tsv", reading=Reading("^"))
     assert done == "x\ty\n1,5\tb\n"
 
 
 def test_a_label_that_is_no_plain_number_is_refused_among_numbers(tmp_path):
     text = "x,y\n1,2.5\n2,3.5\n"
-    assert copied(tmp_path / "t.csv", text, RowEdits(relabelled={"row 2": "4"})) == (
-        "x,y\n1,4\n2,3.5\n"
-    )
+    assert copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "4"})) == ("x,y\n1,4\n2,3.5\n")
     with pytest.raises(InvalidInput, match="'1_000' cannot be a label"):
-        copied(tmp_path / "t.csv", text, RowEdits(relabelled={"row 2": "1_000"}))
+        copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "1_000"}))
 
 
 @pytest.mark.parametrize("label", ["y", "key"])
@@ -56,20 +59,20 @@ def test_parquet_keeps_its_index_types_and_remarks(tmp_path, label):
     frame.attrs = {"made": "by hand"}
     frame.to_parquet(tmp_path / "t.parquet")
     new = {"y": "1", "key": "a"}[label]
-    edits = RowEdits({"row 2"}, {"row 3": new})
-    raw, count = copy_table(tmp_path / "t.parquet", ".parquet", label, edits)
+    edits = RowEdits({2}, {3: new})
+    raw, count = copy_file(tmp_path / "t.parquet", ".parquet", label, edits)
     copy = pandas.read_parquet(io.BytesIO(raw))
     expected = frame.iloc[1:].reset_index()
     expected.loc[0, label] = {"y": 1, "key": "a"}[label]
     pandas.testing.assert_frame_equal(copy, expected.set_index("key"))
     assert count == 3 and copy.attrs == frame.attrs
-    as_text = copy_table(tmp_path / "t.parquet", ".csv", label, edits)[0].decode()
+    as_text = copy_file(tmp_path / "t.parquet", ".csv", label, edits)[0].decode()
     assert as_text.splitlines()[0] == "key,y,when,big" and str(2**60 + 1) not in as_text
 
 
 def test_parquet_with_numbers_for_names(tmp_path):
     pandas.DataFrame({0: np.arange(3), 1: [True, False, True]}).to_parquet(tmp_path / "t.parquet")
-    edits = RowEdits(relabelled={"row 2": "False"})
-    raw, _ = copy_table(tmp_path / "t.parquet", ".parquet", "1", edits)
+    edits = RowEdits(relabelled={2: "False"})
+    raw, _ = copy_file(tmp_path / "t.parquet", ".parquet", "1", edits)
     copy = pandas.read_parquet(io.BytesIO(raw))
     assert copy[1].tolist() == [False, False, True] and copy[1].dtype == bool

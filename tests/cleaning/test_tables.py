@@ -188,9 +188,3 @@ def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path, raw):
 def test_seeds_out_of_range_are_refused(seed):
     with pytest.raises(InvalidInput, match="A seed is a whole number from 0"):
         Request("t.csv", "y", seed=seed)
-
-
-def test_a_request_without_new_options_is_kept_as_older_versions_wrote_it():
-    saved = Request("t.csv", "y").to_json()
-    assert "separator" not in saved and "na" not in saved
-    assert Request(**Request("t.csv", "y", na=["x"], separator="^").to_json()).na == ["x"]

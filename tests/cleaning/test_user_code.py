@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dross.cleaning.task import REGRESSION
 from dross.cleaning.user_code import prepare_from_python
 from dross.errors import InvalidInput
 
@@ -36,7 +37,7 @@ def numbers() -> dict:
 def test_labels_get_the_names_of_their_classes():
     data = prepare_from_python(f"{HERE}:two_classes", "answer")
     assert data.source.classes == ["no", "yes"] and data.outputs == 2 and data.shape == (3,)
-    assert data.y["train"].tolist() == [0, 1] * 30 and data.source.names[60] == "validation 0"
+    assert data.y["train"].tolist() == [0, 1] * 30 and data.source.names[60] == "place 0"
     assert prepare_from_python(f"{HERE}:unnamed_classes", "answer").source.classes == ["10", "11"]
 
 
@@ -47,6 +48,6 @@ def test_labels_without_a_class_are_refused():
 
 def test_numbers_are_scaled_by_the_training_part():
     data = prepare_from_python(f"{HERE}:numbers", "amount")
-    assert data.source.task == "regression" and data.outputs == 1
+    assert data.source.task is REGRESSION and data.outputs == 1
     assert data.y["train"].shape == (60, 1) and abs(float(data.y["train"].mean())) < 1e-6
     assert float(data.y["test"].min()) > float(data.y["train"].max())

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from dross.cleaning.inputs import Request, prepare
-from dross.cleaning.modality import PreparedData, data_digest
-from dross.cleaning.tables import TABLES, Reading, RowEdits, copy_table, row_names
+from dross.cleaning.modality import PreparedData, RowEdits, data_digest
+from dross.cleaning.tables import TABLES, Reading, copy_table
 from dross.errors import DrossError
 from tests.fuzz.effort import rounds
 from tests.fuzz.mutate import damage
@@ -87,20 +87,22 @@ def prepare_or_refuse(request: Request, seed: object) -> PreparedData | None:
 
 def copy_or_refuse(path, request: Request, prepared: PreparedData | None, random_) -> None:
     """A copy of a table without one row, relabelled: it has the rows it should."""
-    names = row_names([2, 3]) if prepared is None else prepared.source.names
+    rows = [2, 3] if prepared is None else prepared.source.rows.tolist()
     labels = ["1"] if prepared is None else [str(label) for label in prepared.source.labels]
-    removed, changed = random_.choice(names), random_.choice(names)
+    removed, changed = random_.choice(rows), random_.choice(rows)
     edits = RowEdits({removed}, {changed: random_.choice(labels)})
     for suffix in TABLES:
         try:
-            raw, count = copy_table(path, suffix, request.label or "", edits, request.reading)
+            raw, count = copy_table(
+                path.read_bytes(), path, suffix, request.label or "", edits, request.reading
+            )
         except DrossError as error:
             assert len(str(error)) > 10
             continue
         if suffix == ".csv" and count > 0:
             copy = path.with_name("copy.csv")
             copy.write_bytes(raw)
-            again = copy_table(copy, ".csv", request.label or "", RowEdits(), Reading(","))
+            again = copy_table(raw, copy, ".csv", request.label or "", RowEdits(), Reading(","))
             assert again == (raw, count), "a copy of a copy differs"
 
 

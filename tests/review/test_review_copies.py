@@ -22,7 +22,7 @@ def add_copies(project: Project) -> Project:
     rows = [(0, "train", 12), (0, "test", 4), (1, "train", 7), (1, "train", 3)]
     names, labels = project.table["source"], project.table["label"]
     table = pd.DataFrame(rows, columns=["group", "part", "id"]).assign(
-        source=[names[12], "test: row 6", names[7], names[3]],
+        source=[names[12], "row 6", names[7], names[3]],
         label=[labels[12], labels[12], "one", "other"],
         same=[0, 0, 1, 2],
         exact=[True, True, False, False],

@@ -13,12 +13,10 @@ import pyarrow.parquet as parquet
 
 from .._checks import check_count, check_name
 from ..errors import InvalidInput, first_line
+from .modality import Modality, RowEdits
 from .tables import PARQUET, read_bytes
 
-# chats ---
-
-
-CHATS = "chats"  # the kind of a project
+CHATS = Modality("chats", has_text=True, has_tokens=True)
 JSONL = (".jsonl", ".ndjson")
 MESSAGES = "messages"
 _PROMPTS = ("prompt", "instruction", "question", "input")
@@ -39,7 +37,7 @@ Message = dict[str, str]  # role and content
 class Chat:
     """One example: a conversation whose assistant's words are learnt."""
 
-    name: str  # "line 17" or "row 17"
+    row: int  # the number of its line or row in the file
     messages: tuple[Message, ...]
     origin: str = ""  # where the user got it from: the cell of the column `source`
 
@@ -111,6 +109,7 @@ class ChatFile:
     """The usable rows of a file."""
 
     chats: list[Chat]
+    row_word: str  # what the numbers of its rows count: line or row
     columns: ChatColumns  # as given, or as guessed; no prompt and response: `messages`
     notes: list[str] = field(default_factory=list)  # for the user: what was guessed or left out
 
@@ -134,26 +133,27 @@ def read_chats(path: Path, columns: ChatColumns) -> ChatFile:
     if not rows:
         raise InvalidInput(f"{path} has no rows.")
     known = _find_columns(path, {key: None for _, row in rows for key in row}, columns)
+    word = "row" if path.suffix.lower() in PARQUET else "line"
     chats, empty = [], []
-    for name, row in rows:
-        chat = _read_row(path, name, row, known)
+    for number, row in rows:
+        chat = _read_row(f"{path}, {word} {number}", number, row, known)
         (chats if chat.response.strip() else empty).append(chat)
     notes = []
     if known.prompt is not None:
         notes.append(f"Prompts are in '{known.prompt}', responses in '{known.response}'.")
     if empty:
         notes.append(
-            f"{len(empty):,} of {len(rows):,} rows have no response, the first in {empty[0].name}: "
+            f"{len(empty):,} of {len(rows):,} rows have no response, the first in {word} {empty[0].row}: "
             "they are left out of everything but the export."
         )
-    return ChatFile(chats, known, notes)
+    return ChatFile(chats, word, known, notes)
 
 
-def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, row) of all rows that are not blank."""
+def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(number, row) of all rows that are not blank."""
     suffix = path.suffix.lower()
     if suffix in PARQUET:
-        yield from _read_parquet(path)
+        yield from enumerate(_read_parquet(path), 1)
         return
     if suffix not in JSONL:
         raise InvalidInput(
@@ -171,16 +171,14 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             ) from None
         if not isinstance(row, dict):
             raise InvalidInput(f"{path}, line {number} is not a JSON object, as every row must be.")
-        yield f"line {number}", row
+        yield number, row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
     try:
-        rows = parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
+        return parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise InvalidInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
-    for number, row in enumerate(rows, 1):
-        yield f"row {number}", row
 
 
 def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> ChatColumns:
@@ -201,8 +199,7 @@ def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> 
     return ChatColumns(prompt, response, source)
 
 
-def _read_row(path: Path, name: str, row: Mapping[str, Any], columns: ChatColumns) -> Chat:
-    where = f"{path}, {name}"
+def _read_row(where: str, number: int, row: Mapping[str, Any], columns: ChatColumns) -> Chat:
     if columns.prompt is None:
         messages = _as_messages(row.get(MESSAGES), where, "user")
     else:
@@ -212,7 +209,7 @@ def _read_row(path: Path, name: str, row: Mapping[str, Any], columns: ChatColumn
             prompt[-1] = prompt[-1] | {"content": f"{prompt[-1]['content']}\n\n{more}"}
         messages = prompt + _as_messages(row.get(str(columns.response)), where, "assistant")
     origin = row.get(columns.source) if columns.source else None
-    return Chat(name, tuple(messages), "" if origin is None else str(origin))
+    return Chat(number, tuple(messages), "" if origin is None else str(origin))
 
 
 def _as_messages(value: Any, where: str, role: str) -> list[Message]:
@@ -242,39 +239,30 @@ def _as_message(message: Any, where: str) -> Message:
     return {"role": role, "content": content or ""}
 
 
-# chats_copy ---
-
-
 def check_same_format(source: Path, to: Path) -> None:
     """Refuse, with InvalidInput, a copy in another format than the input's."""
-    formats = [JSONL, tuple(PARQUET)]
-    wanted = next(known for known in formats if source.suffix.lower() in known)
+    wanted = JSONL if source.suffix.lower() in JSONL else PARQUET
     if to.suffix.lower() not in wanted:
         raise InvalidInput(
             f"{to.name} must be a file like {source.name}: end its name with {' or '.join(wanted)}."
         )
 
 
-def copy_chats(source: Path, removed: set[str]) -> tuple[bytes, int]:
+def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
     """The bytes of the copy, and how many rows it has.
 
     Lines of JSON are copied byte for byte; rows of Parquet with their types and metadata.
 
     Arguments:
-        source: A file that `read_chats` has read.
-        removed: The names of rows to leave out: `line 17`, `row 17`.
+        raw: The content of a file that `read_chats` has read.
+        source: The path of the file.
+        edits: Which rows to leave out.
     """
-    raw = read_bytes(source)
     if source.suffix.lower() in PARQUET:
-        return _copy_parquet(raw, removed)
-    lines = raw.split(b"\n")
-    kept = [line for k, line in enumerate(lines, 1) if f"line {k}" not in removed]
-    return b"\n".join(kept), sum(bool(line.strip()) for line in kept)
-
-
-def _copy_parquet(raw: bytes, removed: set[str]) -> tuple[bytes, int]:
-    table = parquet.ParquetFile(io.BytesIO(raw)).read()
-    kept = np.array([f"row {k}" not in removed for k in range(1, len(table) + 1)], dtype=bool)
-    sink = io.BytesIO()
-    parquet.write_table(table.filter(arrow.array(kept)), sink)
-    return sink.getvalue(), int(kept.sum())
+        table = parquet.ParquetFile(io.BytesIO(raw)).read()
+        rows = np.array([k not in edits.removed for k in range(1, len(table) + 1)], dtype=bool)
+        sink = io.BytesIO()
+        parquet.write_table(table.filter(arrow.array(rows)), sink)
+        return sink.getvalue(), int(rows.sum())
+    lines = [line for k, line in enumerate(raw.split(b"\n"), 1) if k not in edits.removed]
+    return b"\n".join(lines), sum(bool(line.strip()) for line in lines)

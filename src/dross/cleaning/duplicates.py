@@ -22,9 +22,9 @@ from .._text import say_count
 from ..errors import CorruptFile
 from .explain import format_cell
 from .images import load_picture
-from .modality import PARTS, Frame, PreparedData, Source
+from .modality import PARTS, Frame, Modality, PreparedData, Source
 from .tables import Column
-from .task import parse_finite
+from .task import CLASSIFICATION, parse_finite
 
 # duplicates_groups ---
 
@@ -249,7 +249,7 @@ def same_keys(data: PreparedData, content: Frame, rows: Tensor) -> np.ndarray:
     Rows of a table are the same if all learnt columns are equal, texts if they differ only in white
     space, and all others if models learn the same numbers from them.
     """
-    if data.source.kind == "text":
+    if data.source.modality.has_text:
         keys = [" ".join(str(text).split()) for text in content["text"].fillna("")]
     elif names := [column.name for column in _learnt(data.columns)]:
         cells = content[names].astype(object).where(content[names].notna(), None)
@@ -285,7 +285,7 @@ def as_columns(data: PreparedData, content: Frame, rows: Tensor) -> Columns | No
 
     If there are many columns, those with the most values are taken.
     """
-    if data.source.kind in ("text", "images"):
+    if not data.source.modality.has_columns:
         return None
     if columns := _learnt(data.columns):
         read = [_read_column(content[column.name], column) for column in columns]
@@ -500,7 +500,7 @@ def find_copies(
     near = _keep_unnatural(found, keys, natural, columns, progress)
     copies = _make_groups(everything, keys, natural, near)
     expected = np.isin(keys, list(natural)) & (everything.part == 0)
-    counts = count_copies(copies, classes=data.source.task == "classification")
+    counts = count_copies(copies, classes=data.source.task is CLASSIFICATION)
     return copies, replace(counts, natural=int(expected.sum()))
 
 
@@ -542,7 +542,7 @@ def _find_natural(
 ) -> set[int]:
     """The keys that several instances have without being copies: short texts, common rows."""
     repeated = _repeated_keys(keys)
-    if everything.data.source.kind == "text":
+    if everything.source.modality.has_text:
         firsts = [one for one, _ in repeated.values()]
         long = has_many_words(everything.source.content["text"].fillna("").iloc[firsts])
         return {key for key, is_long in zip(repeated, long) if not is_long}
@@ -630,7 +630,7 @@ def _order(
     by_group = table.groupby("group")
     is_in = lambda part: by_group["part"].transform(lambda parts: part in set(parts))
     differ = by_group["label"].transform("nunique") > 1
-    differ &= everything.data.source.task == "classification"
+    differ &= everything.data.source.task is CLASSIFICATION
     table["rank"] = np.select([is_in("test"), is_in("validation"), differ], [0, 1, 2], 3)
     table["least"] = by_group["distance"].transform("min")
     table["first"] = by_group["id"].transform("min")
@@ -692,14 +692,11 @@ def _describe_repeated(found: CopyCounts) -> str:
     return f"{text}; {differ} the labels differ, so one is wrong."
 
 
-def describe_natural(found: CopyCounts, kind: str) -> str:
-    """What is equal by chance, and so is not listed; empty where nothing is.
-
-    kind: of the data.
-    """
+def describe_natural(found: CopyCounts, modality: Modality) -> str:
+    """What is equal by chance, and so is not listed; empty where nothing is."""
     if not found.natural:
         return ""
-    why = "texts of a few words" if kind == "text" else "columns with few values"
+    why = "texts of a few words" if modality.has_text else "columns with few values"
     return (
         f"{found.natural:,} training instances are equal to others, as expected with {why}. "
         "They are not listed."
@@ -757,7 +754,7 @@ def mark_copy(copies: Copies, id: int) -> dict[str, Any] | None:
 def name_place(row: dict[str, Any]) -> str:
     """Where an instance is: "row 17", or "row 17 of the test part"."""
     part, source = row["part"], str(row["source"])
-    return source if part == "train" else f"{source.removeprefix(f'{part}: ')} of the {part} part"
+    return source if part == "train" else f"{source} of the {part} part"
 
 
 def name_likeness(same: bool) -> str:

@@ -22,11 +22,10 @@ from sklearn.utils import all_estimators
 from torch import Tensor
 
 from ..errors import InvalidInput, first_line
+from .task import CLASSIFICATION, Task
 from .training import ModelSpec
 from .user_code import import_function, source_digest
 
-_KINDS = {"classification": "classifier", "regression": "regressor"}
-_ENDINGS = {"classification": "Classifier", "regression": "Regressor"}
 _BOOTSTRAP = 11  # the stream of a seed that draws samples
 _MAX_SEED = 1 << 32  # numpy's generators take no larger ones
 _SAME = 1e-3  # probabilities, or deviations of the label, by which two seeds may differ by rounding
@@ -61,12 +60,12 @@ def names_user_code(model: Any) -> bool:
     return isinstance(model, str) and ":" in model and not _is_sklearn(model)
 
 
-def find_model(model: Any, task: str) -> JudgingModel:
+def find_model(model: Any, task: Task) -> JudgingModel:
     """The estimator that a user means, which must be of the kind that the task needs.
 
     Arguments:
         model: `sklearn:NAME`, `module:function`, or an estimator.
-        task: classification or regression.
+        task: What it is to learn.
 
     Raises:
         InvalidInput: there is none of this name, it is of another kind, or it cannot fit or predict.
@@ -101,7 +100,7 @@ def _is_sklearn(entry: str) -> bool:
     return entry.partition(":")[0].partition(".")[0] == "sklearn"
 
 
-def _find_class(entry: str, task: str) -> type:
+def _find_class(entry: str, task: Task) -> type:
     """A class of scikit-learn by its name, in the module that is named or below it."""
     module, _, name = entry.partition(":")
     known = _list_estimators(module)
@@ -122,10 +121,12 @@ def _list_estimators(module: str = "sklearn") -> dict[str, type]:
         }
 
 
-def _nearest(name: str, task: str, module: str = "sklearn") -> str | None:
+def _nearest(name: str, task: Task, module: str = "sklearn") -> str | None:
     """The most similar known name; names that fit the task come before others."""
     near = difflib.get_close_matches(name, _list_estimators(module), n=3, cutoff=0.5)
-    return next(iter(sorted(near, key=lambda one: not one.endswith(_ENDINGS[task]))), None)
+    return next(
+        iter(sorted(near, key=lambda one: not one.endswith(task.estimator.capitalize()))), None
+    )
 
 
 def _make(make: Any, who: str) -> Any:
@@ -148,19 +149,19 @@ def _name(estimator: Any) -> str:
     return estimator if isinstance(estimator, str) else type(estimator).__name__
 
 
-def _check_kind(estimator: Any, name: str, task: str) -> None:
+def _check_kind(estimator: Any, name: str, task: Task) -> None:
     """Refuse an estimator that says it is for something else; one that says nothing is tried."""
     kind = _find_kind(estimator)
-    if kind in (None, _KINDS[task]):
+    if kind in (None, task.estimator):
         return
     other = f"{type(estimator).__name__.removesuffix('Classifier').removesuffix('Regressor')}"
-    other += _ENDINGS[task]
+    other += task.estimator.capitalize()
     hint = f", such as sklearn:{other}" if other in _list_estimators() else ""
-    learned = "classes" if task == "classification" else "a number"
+    learned = "classes" if task is CLASSIFICATION else "a number"
     article = "an" if kind[0] in "aeiou" else "a"
     raise InvalidInput(
         f"{name} is {article} {kind.replace('_', ' ')}, but the label of this project is "
-        f"{learned}. Judge with a {_KINDS[task]}{hint}."
+        f"{learned}. Judge with a {task.estimator}{hint}."
     )
 
 

@@ -294,8 +294,9 @@ def instance_table(
     mislabel_rank = np.full(count, -1)
     mislabel_rank[suspects] = rank(-beliefs["wrong"][suspects])
     columns = {
+        "row": part.rows,
         "source": part.names,
-        "label": [_as_text(label) for label in part.labels],
+        "label": [part.task.show(label) for label in part.labels],
         "score": scored.scores,
         "spread": scored.spread,
         "harmful_in": (scored.by_run < 0).sum(0),
@@ -348,7 +349,7 @@ def label_table(
     ranks[order] = np.arange(len(order))
     columns = {
         "source": source.names,
-        "label": [_as_text(label) for label in source.labels],
+        "label": [source.task.show(label) for label in source.labels],
         **{name: _spread(column, left, count) for name, column in beliefs.items()},
         "checked": [checked.words.get(place, "") for place in range(count)],
         "rank": ranks,
@@ -359,7 +360,7 @@ def label_table(
 def edited_labels(data: PreparedData, labels: Iterable[Any]) -> list[str]:
     """New labels as people read them: names of classes, or numbers."""
     classes = data.source.classes
-    return [classes[int(label)] if classes else _as_text(float(label)) for label in labels]
+    return [classes[int(label)] if classes else data.source.task.show(label) for label in labels]
 
 
 def _describe_labels(
@@ -382,7 +383,7 @@ def _describe_labels(
     if not classes:
         return {
             "wrong": wrong,
-            "prediction": np.array([_as_text(value) for value in other], dtype=object),
+            "prediction": np.array([data.source.task.show(value) for value in other], dtype=object),
             "probability": np.full(len(places), np.nan),
             "label_probability": np.full(len(places), np.nan),
             "differs": np.zeros(len(places), dtype=bool),
@@ -417,7 +418,3 @@ def _spread(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
     everyone = np.full(count, empty, dtype=values.dtype)
     everyone[places] = values
     return everyone
-
-
-def _as_text(label: Any) -> str:
-    return str(label) if isinstance(label, str) else f"{label:.6g}"

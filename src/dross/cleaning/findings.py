@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
 from .plans import (
@@ -80,7 +79,7 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
     figures = describe_figures(plan)
     if not figures:
         why = reason
-    elif info.kind == CHATS:
+    elif info.modality.has_tokens:
         why = f"On held-out examples: {figures}. {reason}"
     else:
         why = f"Models get better beyond chance on held-out instances: {figures}."

@@ -1,11 +1,9 @@
 """Images: a folder per class, or a table of file names and labels; and copies of folders."""
 
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,15 +12,12 @@ import pandas
 import torch
 from PIL import Image
 
-from .._io import break_seal, digest_bytes, digest_file, make_folder, seal, sync_folder, write_json
+from .._io import digest_bytes, join_digests, make_folder, sync_folder
 from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
 from .memory import is_in_array, read_picture
-from .modality import ENCODER_VERSION, Frame, Source
-from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
-
-# images ---
-
+from .modality import Frame, Modality, RowEdits, Source
+from .tables import AS_USUAL, Reading, as_text, has_content, read_frame
 
 # Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
@@ -35,6 +30,22 @@ _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
 _PICTURES_INSPECTED = 200  # to find out whether they are grey and of one size
 _PICTURES_MEASURED = 2000  # for the mean and the deviation of the pixels
+
+
+class _Images(Modality):
+    def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
+        assert root is not None
+        paths = content["path"].tolist()
+        return lambda k: load_picture(root / paths[k])
+
+
+IMAGES = _Images(
+    "images",
+    labels="annotated",
+    as_read="pixels",
+    backbone="efficientnet-lite0",
+    has_images=True,
+)
 
 
 def list_pictures(folder: Path) -> list[Path]:
@@ -88,7 +99,8 @@ def read_folder(folder: Path) -> Source:
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
     content = pandas.DataFrame({"path": names})
     notes = _note_left_out(folder, everything, set(labels))
-    return _drop_broken(Source("images", "class", content, labels, names, notes), folder)
+    rows = np.arange(len(names))
+    return _drop_broken(Source(IMAGES, "class", content, labels, rows, "", notes), folder)
 
 
 def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> list[str]:
@@ -119,15 +131,16 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUA
         reading: How to read the table.
     """
     frame, notes = read_frame(table, reading=reading, asked=[label, paths])
-    whole = has_text(frame[paths]) & has_text(frame[label])
+    whole = has_content(frame[paths]) & has_content(frame[label])
     if not whole.all():
         lacking = ("row lacks a path or a label and is", "rows lack a path or a label and are")
         notes.append(f"{say_count(int((~whole).sum()), *lacking)} left out.")
     frame = frame[whole]
-    names = row_names(frame.index)
-    labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
-    content = pandas.DataFrame({"path": frame[paths].tolist()})
-    return _drop_broken(Source("images", label, content, labels, names, notes), table.parent)
+    labels = as_text(frame[label]).str.strip().to_numpy(dtype=object)
+    content = pandas.DataFrame({"path": as_text(frame[paths]).tolist()})
+    rows = frame.index.to_numpy()
+    source = Source(IMAGES, label, content, labels, rows, reading.row_word, notes)
+    return _drop_broken(source, table.parent)
 
 
 def _drop_broken(source: Source, root: Path) -> Source:
@@ -204,7 +217,7 @@ class ImageEncoder:
     Grey pictures have one channel. Large pictures, and those of different sizes, are resized.
     """
 
-    def __init__(self, content: Frame, root: Path, version: int = ENCODER_VERSION):
+    def __init__(self, content: Frame, root: Path):
         self.root = root
         first = _open(root / content["path"].iloc[0])
         inspected = content["path"].iloc[:: max(1, len(content) // _PICTURES_INSPECTED)]
@@ -223,7 +236,7 @@ class ImageEncoder:
                 f"All {len(pixels):,} pictures of the training part that were looked at are the "
                 "same: there is nothing to tell apart. Are they the right ones?"
             )
-        self.mean, deviation = _measure(pixels, version)
+        self.mean, deviation = _measure(pixels)
         self.deviation = deviation.clamp_min(1e-3)
 
     def __call__(self, content: Frame) -> torch.Tensor:
@@ -250,17 +263,15 @@ class ImageEncoder:
         return picture[..., :1] if self.grey else picture
 
 
-def _measure(pixels: torch.Tensor, version: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _measure(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean and the deviation of each channel, float32 [1, C, 1, 1].
 
-    In version 1 rounding depended on the number of torch's threads, so data looked changed.
+    By numpy: torch's rounding depends on the number of its threads, and data would look changed.
     """
-    if version == 1:
-        return pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True)
     options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
-    found = np.mean(pixels.numpy(), **options), np.std(pixels.numpy(), ddof=1, **options)
-    mean, deviation = (torch.from_numpy(one.astype(np.float32)) for one in found)
-    return mean, deviation
+    mean = np.mean(pixels.numpy(), **options)
+    deviation = np.std(pixels.numpy(), ddof=1, **options)
+    return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32))
 
 
 def _is_grey(picture: np.ndarray) -> bool:
@@ -268,183 +279,92 @@ def _is_grey(picture: np.ndarray) -> bool:
     return bool((red == green).all() and (green == blue).all())
 
 
-# image_folder ---
+# copies ---
 
 
-MARKER = "dross-export.json"
-_MADE_BY = "dross export"
-_SHOWN = 3
+def copy_folder(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:
+    """Copy a folder of images into a new one, which is complete when it appears.
 
-
-def check_replaceable(folder: Path) -> None:
-    """Refuse a folder that an export may not replace; one that is not there is fine.
-
-    Raises:
-        InvalidInput: it is a file or a link, or holds something that an export did not write.
-    """
-    for place in (folder, _unfinished(folder), _outgoing(folder)):
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise InvalidInput(
-                f"{place} is not a folder, but a file or a link. Choose another name."
-            )
-        if place.is_dir() and any(place.iterdir()):
-            _check_own(place)
-
-
-def write_pictures(
-    source: Path, folder: Path, targets: dict[str, str], *, confirm: Callable[[], None]
-) -> None:
-    """Copy pictures into a folder that is complete when it appears.
-
-    It is made under another name and then renamed. An earlier export's folder is moved away just
-    before, and then deleted.
+    It is made under another name and then renamed.
 
     Arguments:
-        source: The folder of the originals.
-        folder: The copy; `check_replaceable` has agreed to it.
-        targets: {name in the source: name in the copy}.
-        confirm: Called when everything is copied, before it appears; what it raises ends the copy.
+        source: The folder of the originals; row k is the k-th image in it.
+        to: The copy, which does not exist yet.
+        edits: What to change.
+        confirm: Called with the digest of all originals before the copy appears; what it raises
+            ends the copy.
+
+    Returns:
+        How many images the copy has.
 
     Raises:
-        InvalidInput: a name leads out of the folder.
-        OSError: the disk is full, or a picture cannot be read.
+        InvalidInput: a label leads out of the folder.
+        OSError: the disk is full, or an image cannot be read.
     """
-    unfinished, outgoing = _unfinished(folder), _outgoing(folder)
+    names = [path.relative_to(source).as_posix() for path in list_pictures(source)]
+    targets = place_images(names, edits)
+    unfinished = to.with_name(f".{to.name}.partial")
     for target in targets.values():
-        _join(unfinished, target)
-    _delete_own(unfinished)
+        _check_inside(unfinished, target)
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process: nobody else has the name
     try:
-        _fill(unfinished, source, targets)
-        confirm()
+        make_folder(unfinished)
+        digests = {}
+        for name in names:
+            raw = (source / name).read_bytes()
+            digests[name] = digest_bytes(raw)
+            if name in targets:
+                _write_image(raw, unfinished / targets[name])
+                shutil.copystat(source / name, unfinished / targets[name])
+        for place in {unfinished, *((unfinished / name).parent for name in targets.values())}:
+            sync_folder(place)
+        confirm(join_digests(digests))
+        unfinished.rename(to)
     except BaseException:
-        with suppress(OSError, InvalidInput):  # else the next export does it
-            _delete_own(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    if folder.exists():
-        _delete_own(outgoing)
-        folder.rename(outgoing)
-    unfinished.rename(folder)
-    sync_folder(folder.parent)
-    _delete_own(outgoing)
+    sync_folder(to.parent)
+    return len(targets)
 
 
-def _unfinished(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
+def place_images(names: Sequence[str], edits: RowEdits) -> dict[str, str]:
+    """{name in the input: name in the copy}.
+
+    An image that keeps its class keeps its name; a relabelled one gets a free name in its new
+    class.
+    """
+    kept = {row: name for row, name in enumerate(names) if row not in edits.removed}
+    targets = {name: name for row, name in kept.items() if row not in edits.relabelled}
+    taken = set(targets.values())
+    for row, name in kept.items():
+        if row in edits.relabelled:
+            candidates = _candidate_names(name, edits.relabelled[row], len(kept))
+            targets[name] = next(free for free in candidates if free not in taken)
+            taken.add(targets[name])
+    return targets
 
 
-def _outgoing(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.replaced")
+def _candidate_names(name: str, label: str, count: int) -> Iterator[str]:
+    """Its own name in the folder of its new label, then names that tell its old class."""
+    path = Path(name)
+    old = path.parts[0]
+    yield f"{label}/{path.name}"
+    yield f"{label}/{old}-{path.name}"
+    for number in range(count):
+        yield f"{label}/{old}-{number}-{path.name}"
 
 
-def _fill(folder: Path, source: Path, targets: dict[str, str]) -> None:
-    """The list comes first, so that what a killed process leaves can be told from other files."""
-    make_folder(folder)
-    _write_marker(folder, dict.fromkeys(targets.values(), ""), finished=False)
-    digests = {target: _copy(source / name, folder / target) for name, target in targets.items()}
-    _sync(folder, digests)
-    _write_marker(folder, digests, finished=True)
-
-
-def _copy(original: Path, copy: Path) -> str:
-    """The digest of what was copied."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    raw = original.read_bytes()
-    with open(copy, "xb") as file:
-        file.write(raw)
-    shutil.copystat(original, copy)
-    return digest_bytes(raw)
-
-
-def _sync(folder: Path, names: dict[str, str]) -> None:
-    """Wait until everything is on the disk."""
-    for name in names:
-        descriptor = os.open(folder / name, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    for place in {(folder / name).parent for name in names}:
-        sync_folder(place)
-
-
-def _join(folder: Path, name: str) -> Path:
-    """The path of a name in a folder; names come from labels and files, and may be hostile."""
+def _check_inside(folder: Path, name: str) -> None:
+    """Refuse a name that leads out of the folder: labels come from files, and may be hostile."""
     plain = PurePosixPath(name)
-    path = folder.joinpath(*plain.parts)
     is_plain = str(plain) == name and not plain.is_absolute() and ".." not in plain.parts
-    if not is_plain or folder.resolve() not in path.resolve().parents:
+    if not is_plain or len(plain.parts) < 2:
         raise InvalidInput(f"{name!r} leads out of the folder {folder}. Nothing was written there.")
-    return path
 
 
-# --- the list ---
-
-
-def _write_marker(folder: Path, digests: dict[str, str], *, finished: bool) -> None:
-    about = {"made_by": _MADE_BY, "finished": finished, "files": digests}
-    write_json(folder / MARKER, seal(about))
-
-
-def _read_marker(folder: Path) -> dict[str, Any] | None:
-    try:
-        about = json.loads((folder / MARKER).read_bytes())
-        about = break_seal(about) if isinstance(about, dict) else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    is_ours = (
-        about is not None
-        and about.get("made_by") == _MADE_BY
-        and isinstance(about.get("files"), dict)
-    )
-    return about if is_ours else None
-
-
-def _check_own(folder: Path) -> dict[str, Any]:
-    """The list in a folder, if it names everything that is there as it is there."""
-    about = _read_marker(folder)
-    if about is None:
-        raise InvalidInput(
-            f"{folder} was not written by dross export: it has no {MARKER} that lists what may be "
-            "replaced. Choose another name, or delete it yourself."
-        )
-    strangers = []
-    for place, folders, files in os.walk(folder):
-        here = Path(place)
-        links = [name for name in folders if (here / name).is_symlink()]
-        for name in [*files, *links]:
-            path = here / name
-            if path != folder / MARKER and not _is_as_written(folder, path, about):
-                strangers.append(path.relative_to(folder).as_posix())
-    if strangers:
-        more = " ..." if len(strangers) > _SHOWN else ""
-        raise InvalidInput(
-            f"{len(strangers)} files in {folder} were not written by dross export, or have been "
-            f"changed since: {', '.join(sorted(strangers)[:_SHOWN])}{more}. Move them away, or "
-            "choose another name."
-        )
-    return about
-
-
-def _is_as_written(folder: Path, path: Path, about: dict[str, Any]) -> bool:
-    name = path.relative_to(folder).as_posix()
-    if path.is_symlink() or name not in about["files"]:
-        return name.startswith(f".{MARKER}.") and not path.is_symlink()
-    return not about.get("finished") or digest_file(path) == about["files"][name]
-
-
-def _delete_own(folder: Path) -> None:
-    """Delete the files that the list in a folder names, and then the folders that are empty."""
-    if not folder.is_dir():
-        return
-    if any(folder.iterdir()):
-        about = _check_own(folder)
-        for name in about["files"]:
-            _join(folder, name).unlink(missing_ok=True)
-        for left in folder.glob(f".{MARKER}.*.tmp"):
-            left.unlink()
-        for place, _, _ in os.walk(folder, topdown=False):
-            if Path(place) != folder:
-                with suppress(OSError):
-                    Path(place).rmdir()
-        (folder / MARKER).unlink()
-    folder.rmdir()
+def _write_image(raw: bytes, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "xb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())

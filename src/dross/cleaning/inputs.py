@@ -2,33 +2,32 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from .._io import digest_file, digest_files
+from .._io import digest_file, join_digests
 from .._text import check_encodable
 from ..errors import InvalidInput
+from .chats import CHATS
 from .features import read_feature_file, standardize
-from .images import ImageEncoder, list_pictures, read_folder, read_listing
-from .memory import is_given_file, name_places, pixels_of
+from .images import IMAGES, ImageEncoder, list_pictures, read_folder, read_listing
+from .memory import is_given_file, pixels_of
 from .modality import (
     MIN_INSTANCES,
     PARTS,
+    Column,
     Encoder,
-    Frame,
+    Modality,
     PreparedData,
     Source,
     assemble,
-    check_learnable,
     join_parts,
-    rare_classes,
 )
 from .tables import (
-    Column,
+    TABLE,
     Reading,
     TableEncoder,
     check_cells,
@@ -36,15 +35,13 @@ from .tables import (
     infer_columns,
     read_table,
 )
-from .text import TextEncoder
-from .user_code import prepare_from_python
+from .task import REGRESSION, check_size
+from .text import TEXT, TextEncoder
+from .user_code import CUSTOM, prepare_from_python
 
-# load ---
-
-
+MODALITIES: dict[str, Modality] = {one.name: one for one in (TABLE, IMAGES, TEXT, CHATS, CUSTOM)}
 _SMALL_TEST_PART = 100
 _MAX_SEED = 1 << 63  # torch takes no larger ones
-_OPTIONAL = ("separator", "na", "given", "features", "backbone")  # as a project keeps a request
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Request:
     data: str
     label: str | None = None
     text: str | None = None  # the column that holds the text
-    images: str | None = None  # the column that holds paths of pictures
+    images: str | None = None  # the column that holds paths of images
     validation: str | None = None
     test: str | None = None
     task: str | None = None
@@ -65,7 +62,6 @@ class Request:
     given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
-    encoder: int = 1  # the version of how content becomes numbers; a project keeps its own
 
     def __post_init__(self):
         if not 0 <= self.seed < _MAX_SEED:
@@ -81,19 +77,14 @@ class Request:
                 check_encodable(path)
 
     @property
+    def is_code(self) -> bool:
+        """Whether the data come from a `module:function`."""
+        return ":" in self.data and not os.path.exists(self.data)
+
+    @property
     def reading(self) -> Reading:
         """How tables are read."""
-        return Reading(self.separator, self.na)
-
-    def to_json(self) -> dict[str, Any]:
-        """The request as a project keeps it. Options that older versions did not know are left out
-        unless they are given.
-        """
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in _OPTIONAL or value is not None
-        }
+        return Reading(self.separator, self.na, from_memory=self.given is not None)
 
     def located(self, folder: Path) -> "Request":
         """The same with the paths of data from Python's memory, which a project's folder keeps."""
@@ -107,54 +98,42 @@ class Request:
 def prepare(request: Request) -> PreparedData:
     """Read and encode a data set.
 
-    Categories, medians and scales are those of the training part.
+    Categories, medians and scales are those of the training part. Without files for validation
+    and test, the whole source is the training part: every instance is examined.
     """
-    path = Path(request.data)
-    if ":" in request.data and not os.path.exists(path):
+    if request.is_code:
         data = prepare_from_python(request.data, request.label or "label")
         return _learn_own_features(data, request)
-    whole = _read(path, request)
-    check_learnable(whole)
-    whole, parts = _join(whole, request)
-    notes = [*whole.notes, *_check_parts(whole, {part: len(ids) for part, ids in parts.items()})]
-    train = whole.take(parts["train"]).content
-    columns = infer_columns(train, request.columns) if whole.kind == "table" else []
-    check_cells(whole, columns)
-    about: dict[str, Any] = {
-        "columns": columns,
-        "notes": notes + describe_columns(columns),
-        "root": picture_root(path) if whole.kind == "images" else None,
-    }
-    if request.features is not None:  # no encoder is needed, and none may refuse the content
-        nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
-        return _learn_own_features(assemble(whole, parts, nothing, **about), request)
-    encoder = _fit_encoder(whole.kind, train, columns, request)
-    if isinstance(encoder, TableEncoder) and encoder.skewed:
-        about["notes"].append(
-            f"Highly skewed, and so on a logarithmic scale: {', '.join(encoder.skewed)}."
-        )
-    x = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
-    nothing = x["train"][:0]
-    x = {part: x.get(part, nothing) for part in PARTS}
-    return assemble(whole, parts, x, encoder=encoder, **about)
-
-
-def _join(whole: Source, request: Request) -> tuple[Source, dict[str, np.ndarray]]:
-    """Join a source with the parts that have files of their own; other parts stay empty.
-
-    Without such files the whole source is the training part: every instance is examined.
-
-    Returns:
-        All instances, and the ids of each part.
-    """
-    files = {"validation": request.validation, "test": request.test}
-    sources = {"train": whole}
-    for part, file in files.items():
+    path = Path(request.data)
+    train = _read(path, request)
+    train.check_learnable()
+    sources = {"train": train}
+    for part in PARTS[1:]:
+        file = getattr(request, part)
         if file is not None:
-            sources[part] = _read_like(whole, Path(file), request)
-    joined, parts = join_parts(sources)
-    nothing = np.zeros(0, dtype=np.int64)
-    return joined, {part: parts.get(part, nothing) for part in PARTS}
+            sources[part] = _read_like(train, Path(file), request)
+    columns = infer_columns(train.content, request.columns) if train.modality is TABLE else []
+    notes = [*train.notes, *_check_parts(sources), *describe_columns(columns)]
+    mean, deviation = train.task.scale(train.labels)
+    for part, source in sources.items():
+        where = "" if part == "train" else f"{part}: "
+        names = [f"{where}{name}" for name in source.names]
+        check_cells(source.content, names, columns)
+        if source.task is REGRESSION:
+            check_size(names, source.label, (source.labels - mean) / deviation)
+    whole, parts = join_parts(sources)
+    root = picture_root(path) if whole.modality.has_images else None
+    if request.features is not None:  # no encoder is needed, and none may refuse the content
+        x = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
+        data = assemble(whole, parts, x, columns=columns, notes=notes, root=root)
+        return _learn_own_features(data, request)
+    encoder = _fit_encoder(train, columns, root)
+    if isinstance(encoder, TableEncoder) and encoder.skewed:
+        skewed = ", ".join(encoder.skewed)
+        notes.append(f"Highly skewed, and so on a logarithmic scale: {skewed}.")
+    encoded = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
+    x = {part: encoded.get(part, encoded["train"][:0]) for part in PARTS}
+    return assemble(whole, parts, x, encoder=encoder, columns=columns, notes=notes, root=root)
 
 
 def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
@@ -170,15 +149,8 @@ def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
 
 
 def _read(path: Path, request: Request, task: str | None = None) -> Source:
-    """Read a folder of pictures, a table that lists pictures, a table, or texts."""
-    source = _read_file(path, request, task)
-    if request.given is not None and path.suffix == ".parquet":
-        source = replace(source, names=name_places(source.names))
-    return source
-
-
-def _read_file(path: Path, request: Request, task: str | None) -> Source:
-    if os.path.isdir(path):
+    """Read a folder of images, a table that lists images, a table, or texts."""
+    if os.path.isdir(path):  # unlike Path.is_dir, also for a name that is too long
         return read_folder(path)
     if request.label is None:
         raise InvalidInput("Which column is to be predicted? Pass its name as `label`.")
@@ -196,7 +168,7 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
 
 def _read_like(train: Source, path: Path, request: Request) -> Source:
     """Read a validation or test file; its columns and classes must be those of training."""
-    source = _read(path, request, task=train.task)
+    source = _read(path, request, task=train.task.name)
     unknown = sorted(set(source.classes) - set(train.classes))
     if unknown:
         raise InvalidInput(
@@ -207,7 +179,7 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
     missing = [str(name) for name in train.content.columns if name not in present]
     if missing:
         raise InvalidInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
-    if source.kind == "images":  # relative paths are relative to the training pictures
+    if source.modality.has_images:  # relative paths are relative to the training images
         root = picture_root(path).resolve()
         absolute = [str(root / name) for name in source.content["path"]]
         source = replace(source, content=source.content.assign(path=absolute))
@@ -215,46 +187,46 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
 
 
 def picture_root(path: Path) -> Path:
-    """The folder that paths of pictures are relative to."""
-    return path if os.path.isdir(path) else path.parent
+    """The folder that paths of images are relative to."""
+    return path if path.is_dir() else path.parent
 
 
-def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
+def _check_parts(sources: Mapping[str, Source]) -> list[str]:
     """Refuse parts that are too small; return notes about what is merely scarce."""
     notes = []
-    if rare := rare_classes(source):
+    whole, _ = join_parts(dict(sources))
+    if rare := whole.task.rare(whole.labels):
         notes.append(
             f"Classes with fewer than 5 instances, too few to examine their labels: "
             f"{', '.join(rare[:5])}."
         )
-    for part in PARTS:
-        if 0 < sizes[part] < MIN_INSTANCES // 5:
+    for part, source in sources.items():
+        if len(source) < MIN_INSTANCES // 5:
             raise InvalidInput(
-                f"The {part} part has only {sizes[part]} instances. Give more data, or a larger "
+                f"The {part} part has only {len(source)} instances. Give more data, or a larger "
                 "file for it."
             )
-    if 0 < sizes["test"] < _SMALL_TEST_PART:
+    if "test" in sources and len(sources["test"]) < _SMALL_TEST_PART:
         notes.append(
-            f"The test part has {sizes['test']} instances: only a large improvement can be proven "
-            "on so few."
+            f"The test part has {len(sources['test'])} instances: only a large improvement can be "
+            "proven on so few."
         )
     return notes
 
 
-def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Request) -> Encoder:
+def _fit_encoder(train: Source, columns: list[Column], root: Path | None) -> Encoder:
     """Fit an encoder on the training part."""
-    if kind == "text":
-        return TextEncoder(train)
-    if kind == "images":
-        return ImageEncoder(train, picture_root(Path(request.data)), request.encoder)
-    return TableEncoder(train, columns, request.encoder)
+    if train.modality.has_text:
+        return TextEncoder(train.content)
+    if root is not None:
+        return ImageEncoder(train.content, root)
+    return TableEncoder(train.content, columns)
 
 
-# input_files ---
+# what is never touched ---
 
 
 _GIVEN_AS = ("data", "validation", "test", "features")
-_PICTURES = "pictures"
 _CHOOSE = "Choose another folder."
 
 
@@ -268,24 +240,17 @@ def input_paths(request: Request) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.exists()}
 
 
-def digest_inputs(request: Request) -> dict[str, str]:
+def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
     """A digest of everything in each input file or folder, read or ignored."""
-    return {name: _digest(path) for name, path in input_paths(request).items()}
-
-
-def digest_listed_pictures(request: Request, prepared: PreparedData) -> dict[str, str]:
-    """A digest of the pictures that a table lists; {} where there is no such table."""
-    in_arrays = request.given is not None and "pixels" in request.given
-    if request.images is None or prepared.root is None or in_arrays:
-        return {}
-    names = map(str, prepared.source.content["path"])
-    return {_PICTURES: digest_files(prepared.root, names)}
+    paths = input_paths(request)
+    return {name: _digest(path) for name, path in paths.items() if name != without}
 
 
 def _digest(path: Path) -> str:
     if not path.is_dir():
         return digest_file(path)
-    return digest_files(path, [file.relative_to(path).as_posix() for file in list_pictures(path)])
+    files = list_pictures(path)
+    return join_digests({file.relative_to(path).as_posix(): digest_file(file) for file in files})
 
 
 def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:

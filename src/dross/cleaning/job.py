@@ -47,7 +47,7 @@ class Job:
     @property
     def labels(self) -> str:
         """How the labels came about, as given or assumed: annotated or observed."""
-        return self.options.labels_of(self.prepared.source.kind)
+        return self.options.labels or self.prepared.source.modality.labels
 
     @property
     def pair(self) -> Pair:

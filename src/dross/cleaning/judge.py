@@ -38,7 +38,6 @@ from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
 from ..errors import DrossError, InvalidInput
 from . import plans
-from .chats import CHATS
 from .checked_labels import project_rows
 from .edits import ChosenEdits, choose_edits
 from .estimators import Estimators, JudgingModel, find_model
@@ -155,7 +154,7 @@ def judge(
     """
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
-    has_chats = project.info.kind == CHATS
+    has_chats = project.modality.has_tokens
     count = seeds if seeds is not None else QUICK_SEEDS if quick or has_chats else SEEDS
     check_seeds(count)
     here = choose_device(device)
@@ -172,7 +171,7 @@ def judge(
     else:
         training = project.info.training
         assert training is not None  # only chats have none
-        model = None if estimator is None else find_model(estimator, project.info.task)
+        model = None if estimator is None else find_model(estimator, project.task)
         prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
         judgement = RowJudgement(
             edits=edits,

@@ -4,7 +4,7 @@ import datetime
 import decimal
 import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,6 @@ from .modality import PARTS, Frame, Series
 
 FOLDER = "given"
 _NAMES = {"train": "data", "validation": "validation", "test": "test"}
-_FIRST_ROW = 2  # what a table's first row is called: row 1 has the names of the columns
 
 
 def file_name(part: str) -> str:
@@ -60,16 +59,6 @@ def keep_files(place: Path, folder: Path) -> None:
             raise
         reason = error.strerror or error
         raise DrossError(f"{folder / FOLDER} cannot be written: {reason}.") from error
-
-
-def name_places(rows: Iterable[str]) -> list[str]:
-    """Names of rows as places in what was given: `row 19` is `place 17`, X[17]."""
-    return [f"place {int(row.removeprefix('row ')) - _FIRST_ROW}" for row in rows]
-
-
-def name_row(place: str) -> str:
-    """The row that a place is in."""
-    return f"row {int(place.removeprefix('place ')) + _FIRST_ROW}"
 
 
 def is_in_array(path: Path) -> bool:

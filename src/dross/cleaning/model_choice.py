@@ -11,8 +11,6 @@ from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
 from .features import (
     NONE,
-    PICTURE_BACKBONE,
-    TEXT_BACKBONE,
     check_backbone,
     compute_features,
     encode,
@@ -23,9 +21,10 @@ from .features import (
 from .images import ImageEncoder
 from .inputs import Request
 from .job import Job
-from .modality import AS_READ, BOTH, FEATURES, Encoding, PreparedData
+from .modality import AS_READ, BOTH, FEATURES, Encoding, Modality, PreparedData
 from .project_files import read_intact, read_sealed, write_sealed
 from .project_info import Options
+from .tables import TABLE
 from .training import (
     SEARCHED_EPOCHS,
     Recipe,
@@ -50,9 +49,9 @@ class Candidate:
     inputs: str = AS_READ
     backbone: str | None = None
 
-    def describe(self, kind: str) -> str:
+    def describe(self, modality: Modality) -> str:
         """In words: "mlp on features of efficientnet-lite0"."""
-        as_read = {"images": "pixels", "text": "tf-idf"}.get(kind)
+        as_read = modality.as_read
         words = {AS_READ: as_read, FEATURES: f"features of {self.backbone}"}
         words[BOTH] = f"{as_read} and features of {self.backbone}"
         on = words[self.inputs]
@@ -65,22 +64,22 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     Raises:
         InvalidInput: the one that was asked for is unknown, not installed, or does not suit.
     """
-    kind = data.source.kind
+    modality = data.source.modality
     if request.backbone is not None:
         if options.model == "cnn" and request.backbone != NONE:
             raise InvalidInput(
                 f"A cnn learns pictures, not the features of {request.backbone}. Choose "
                 f"`model` as linear or mlp, or `backbone` as {NONE}."
             )
-        check_backbone(request.backbone, kind)
+        check_backbone(request.backbone, modality)
         return request.backbone, ""
-    usual = {"images": PICTURE_BACKBONE, "text": TEXT_BACKBONE}.get(kind)
+    usual = modality.backbone
     own_way = request.features is not None or options.make is not None or options.model == "cnn"
     if usual is None or own_way or _is_tiny(data):
         return NONE, ""
     if is_installed(usual):
         return usual, ""
-    if kind == "text":
+    if modality.has_text:
         return NONE, f"Learned from tf-idf alone; to try embeddings too: {install_command(usual)}"
     how = "a small network learns the pictures from scratch, as thumbnails"
     return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
@@ -90,21 +89,21 @@ def list_candidates(job: Job) -> list[Candidate]:
     """What is tried; the first is taken unless another is clearly better."""
     options = job.options
     request = job.request
-    kind = job.prepared.source.kind
+    modality = job.prepared.source.modality
     backbone = job.backbone
     requested = request.backbone is not None
     if options.make is not None and backbone == NONE:
         return [Candidate("custom")]
     if options.make is not None:
         return [Candidate("custom", FEATURES, backbone)]
-    if kind == "images" and request.features is None:
+    if modality.has_images and request.features is None:
         model = options.model or "mlp"
         if backbone == NONE:
             tiny = options.model is None and _is_tiny(job.prepared) and not requested
             return [Candidate(options.model or ("mlp" if tiny else "cnn"))]
         with_features = Candidate(model, FEATURES, backbone)
         return [with_features] if requested else [with_features, Candidate(model)]
-    if kind == "text" and request.features is None:
+    if modality.has_text and request.features is None:
         model = options.model or "linear"
         both = [Candidate(model, inputs, backbone) for inputs in (FEATURES, BOTH)]
         if backbone == NONE:
@@ -112,7 +111,7 @@ def list_candidates(job: Job) -> list[Candidate]:
         return both if requested else [Candidate(model), *both]
     if options.model is not None:
         return [Candidate(options.model)]
-    if kind == "table" or request.features is not None:
+    if modality is TABLE or request.features is not None:
         return [Candidate(model) for model in _MODELS]
     return [Candidate("mlp")]
 
@@ -196,7 +195,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         again = _reuse(job, saved)
         if again is not None:
             return again
-    kind = job.prepared.source.kind
+    modality = job.prepared.source.modality
     encoder = Encoder(job)
     trials: list[Trial] = []
     failure = None
@@ -214,8 +213,8 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
             taken = trial
     note = ""
     if len(trials) > 1:
-        losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
-        note = f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
+        losses = ", ".join(f"{t.candidate.describe(modality)} {t.loss:.3f}" for t in trials)
+        note = f"Held-out loss: {losses}. Taken: {taken.candidate.describe(modality)}."
     recipe = taken.search.recipe
     kept = KeptSearch(
         recipe=recipe.settings,
@@ -230,7 +229,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     if note:
         job.say(note)
     job.say(
-        f"Model: {taken.candidate.describe(kind)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
+        f"Model: {taken.candidate.describe(modality)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
         f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
     )
     return replace(job, prepared=add_note(taken.data, note)), taken.search
@@ -307,7 +306,7 @@ def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
         model="custom" if make else model,
         inputs=data.shape,
         outputs=data.outputs,
-        loss="cross_entropy" if data.source.task == "classification" else "squared_error",
+        loss=data.source.task.loss,
         batch_size=options.batch_size or default_batch_size(job.count),
         make=make,
         device=str(job.device),

@@ -23,15 +23,14 @@ from .duplicates import FILE as COPIES
 from .duplicates import MOST_COMPARED, Copies, CopyCounts, find_copies, join_content
 from .examine import Outcome, examine
 from .images import load_thumbnail
-from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
+from .inputs import Request, digest_inputs, prepare
 from .job import Job, Say
 from .memory import file_name, is_given, keep_files, take_given
-from .modality import ENCODER_VERSION, PARTS, Frame, PreparedData, data_digest
+from .modality import PARTS, Frame, PreparedData, data_digest
 from .model_choice import choose_backbone, count_trainings, find_recipe
 from .project import DIGESTED, LABELS, Project, check_answer, claimed_folder
 from .project_files import INFO, to_json, write_sealed
 from .project_info import CheckedInfo, JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
-from .reopen import names_code
 from .report import write_report
 from .training import SearchResult
 from .user_code import source_digest
@@ -165,7 +164,6 @@ def clean(
         "na": None if na is None else list(na),
         "features": None if features is None else absolute(features),
         "backbone": backbone,
-        "encoder": ENCODER_VERSION,
     }
     call = _Call(
         options=options,
@@ -245,9 +243,8 @@ class _Call:
             request=request,
             options=self.options,
             digest=data_digest(prepared),
-            input_files=files | digest_listed_pictures(located, prepared),
+            input_files=files,
             model_source=source_digest(self.options.make) if self.options.make else None,
-            data_source=source_digest(request.data) if names_code(request) else None,
         )
         job = Job(
             info=info,
@@ -310,7 +307,7 @@ def _describe_data(prepared: PreparedData, say: Say) -> None:
     given = [part for part in PARTS[1:] if len(prepared.parts[part])]
     others = "".join(f", {len(prepared.parts[part]):,} for {part}" for part in given)
     count = len(prepared.parts["train"])
-    say(f"{count:,} instances ({source.kind}), {what}{others}.")
+    say(f"{count:,} instances ({source.modality.name}), {what}{others}.")
     for note in prepared.notes:
         say(note)
 
@@ -368,8 +365,8 @@ def write_project(
         **vars(job.info),
         dross=__version__,
         name=folder.name,
-        kind=source.kind,
-        task=source.task,
+        kind=source.modality.name,
+        task=source.task.name,
         label=source.label,
         classes=source.classes,
         counts={part: len(ids) for part, ids in job.prepared.parts.items()},
@@ -397,7 +394,7 @@ def write_tables(
         digested: The files that it has digests of.
     """
     write_bytes(folder / "instances.parquet", instances.to_parquet())
-    scores = instances.reset_index()
+    scores = instances.drop(columns="row").reset_index()  # `source` says it for people
     write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
     info = replace(info, digests={name: digest_file(folder / name) for name in digested})

@@ -44,7 +44,7 @@ from .explain import Reasons
 from .findings import show_project
 from .inputs import Request, check_output_folder, input_paths
 from .memory import FOLDER as GIVEN
-from .modality import PARTS, Frame
+from .modality import PARTS, Frame, Modality
 from .plans import PlanResult, draw_plans, list_measures
 from .project_files import (
     BEGUN,
@@ -62,6 +62,7 @@ from .project_files import (
     write_sealed,
 )
 from .project_info import JobInfo, ProjectInfo
+from .task import TASKS, Task
 
 if TYPE_CHECKING:
     from .export import Exported
@@ -130,13 +131,23 @@ class Project:
         """The names of the classes, in the order of the model's outputs; none for a regression."""
         return self.info.classes
 
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return TASKS[self.info.task]
+
+    @property
+    def modality(self) -> Modality:
+        """What kind of data it is about."""
+        return self.info.modality
+
     @cached_property
     def table(self) -> Frame:
         """One row per training instance.
 
         Returns:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
-            Columns: source, label, score, spread, harmful_in, learned_in, harm_rank, loss,
+            Columns: row, its number in the input; source, the same for people; label, score, spread, harmful_in, learned_in, harm_rank, loss,
             training_loss, mislabel_rank, wrong (the probability that the label is wrong),
             prediction, probability, label_probability, outlier, verified, action: what the
             recommended plan does with it (keep, remove, or relabel as the prediction), and

@@ -9,19 +9,19 @@ from .._checks import check_count, check_name
 from .._io import digest_json
 from ..errors import InvalidInput
 from ..record.plan import check_batch_size, check_epochs
-from .chats import CHATS, ChatOptions
+from .chats import ChatOptions
 from .duplicates import CopyCounts
-from .inputs import Request
+from .inputs import MODALITIES, Request
 from .label_noise import PRIORS
-from .modality import Column, Encoding
+from .modality import Column, Encoding, Modality
 from .plans import Recommendation
+from .task import TASKS
 from .training import MODELS, RecipeSettings
 
 FORMAT = 1
 _MAX_RUNS = 1000
 _MAX_CHECKED = 100_000
 _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
-_ASSUMED = {"images": "annotated", "text": "annotated"}  # all else is observed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Options:
     batch_size: int | None = None
     check: int = 16
     validation_is_clean: bool = False  # no label of the validation part is doubted
-    labels: str | None = None  # annotated or observed; by default the kind of data decides
+    labels: str | None = None  # annotated or observed; by default the modality decides
 
     def __post_init__(self):
         why = "each trains new models and keeps them on the disk"
@@ -54,10 +54,6 @@ class Options:
         if self.labels is not None:
             check_name("labels", self.labels, tuple(PRIORS))
 
-    def labels_of(self, kind: str) -> str:
-        """How the labels came about, as given or assumed for a kind of data."""
-        return self.labels or _ASSUMED.get(kind, "observed")
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
@@ -71,7 +67,6 @@ class JobInfo:
     digest: str  # of the data as they are learned
     input_files: dict[str, str]  # digests of all that is in them, learned or not
     model_source: str | None = None  # digest of the module that `options.make` names
-    data_source: str | None = None  # digest of the module that `request.data` names
     model_digest: str | None = None  # of the model that is fine-tuned on chats
 
     @property
@@ -155,6 +150,8 @@ class ProjectInfo(JobInfo):
     digests: dict[str, str] = field(default_factory=dict)  # of the other files
 
     def __post_init__(self):
+        if self.kind not in MODALITIES or self.task not in TASKS:
+            raise ValueError("the kind of data is unknown")
         names = {plan.name for plan in self.recommendation.plans}
         if self.recommendation.recommended not in {None, *names}:
             raise ValueError("the recommended plan is not one of the plans")
@@ -166,9 +163,14 @@ class ProjectInfo(JobInfo):
                 raise ValueError(f"the plan {plan.name} has labels that are not classes")
 
     @property
+    def modality(self) -> Modality:
+        """What kind of data it is about."""
+        return MODALITIES[self.kind]
+
+    @property
     def is_share(self) -> bool:
         """Whether the scores are changes of a share, which are shown in percentage points."""
-        return bool(self.classes) or self.kind == CHATS
+        return TASKS[self.task].error_is_share
 
     @property
     def measure(self) -> str:

@@ -22,6 +22,7 @@ from .modality import Frame
 from .plans import KEEP, draw_plans, list_measures, tabulate_plans
 from .project import Project
 from .project_info import JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
+from .task import CLASSIFICATION
 
 _CARDS = 24  # instances in each list
 _PAIRS = 12  # of classes in a table
@@ -110,8 +111,10 @@ def _describe_copies(project: Project) -> dict[str, Any]:
     info = project.info
     return {
         "findings": describe_copies(info.copies, info.counts),
-        "natural": describe_natural(info.copies, info.kind),
-        "groups": show_groups(project.copies, project.picture, classes=bool(info.classes)),
+        "natural": describe_natural(info.copies, info.modality),
+        "groups": show_groups(
+            project.copies, project.picture, classes=project.task is CLASSIFICATION
+        ),
         "count": len(project.copies),
     }
 

@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,19 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from .._checks import check_name
 from .._text import say_count
 from ..errors import InvalidInput, first_line
-from .modality import ENCODER_VERSION, Column, Frame, Series, Source
-from .task import check_size, parse_finite, parse_numbers, read_number
+from .modality import Column, Frame, Modality, RowEdits, Series, Source
+from .task import (
+    CLASSIFICATION,
+    REGRESSION,
+    TASKS,
+    check_size,
+    parse_finite,
+    parse_numbers,
+    read_number,
+)
+from .text import TEXT
+
+TABLE = Modality("table")
 
 # csv_text ---
 
@@ -235,6 +246,8 @@ def _infer_column(column: Series) -> Column:
 
 def _to_dates(cells: Series) -> Series:
     """Cells as dates; NaT for all others."""
+    if cells.dtype.kind in "iuf":  # pandas would count nanoseconds
+        return pandas.Series(pandas.NaT, index=cells.index)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pandas.to_datetime(cells, errors="coerce", format="mixed", utc=True)
@@ -259,23 +272,22 @@ def describe_columns(columns: list[Column]) -> list[str]:
     return lines
 
 
-def check_cells(source: Source, columns: list[Column]) -> None:
+def check_cells(content: Frame, names: Sequence[str], columns: list[Column]) -> None:
     """Refuse numbers that are too large to learn from, naming row and column."""
     for column in columns:
         if column.kind == "number":
-            numbers = parse_finite(source.content[column.name]).to_numpy()
-            check_size(source.names, column.name, numbers)
+            check_size(names, column.name, parse_finite(content[column.name]).to_numpy())
 
 
 class TableEncoder:
     """Turns the columns of a table into numbers, float32 [N, inputs].
 
     Numbers are standardized; a missing one is replaced by the median and flagged. Highly skewed
-    ones are put on a logarithmic scale first, since version 2. Categories are one-hot. A date
-    becomes its day, month and weekday.
+    ones are put on a logarithmic scale first. Categories are one-hot. A date becomes its day,
+    month and weekday.
     """
 
-    def __init__(self, content: Frame, columns: list[Column], version: int = ENCODER_VERSION):
+    def __init__(self, content: Frame, columns: list[Column]):
         self.columns = [column for column in columns if column.kind not in _NOT_LEARNT]
         if not self.columns:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
@@ -293,8 +305,7 @@ class TableEncoder:
             sparse_output=False,
         )
         self._scales: dict[str, tuple[float, float]] = {}
-        if version >= 2:
-            self._scales = _find_scales(self._parse(content), self.columns)
+        self._scales = _find_scales(self._parse(content), self.columns)
         parsed = self._parse(content)
         numeric = [name for name in parsed.columns if not name.startswith(_CATEGORY)]
         textual = [name for name in parsed.columns if name.startswith(_CATEGORY)]
@@ -326,7 +337,7 @@ class TableEncoder:
                 scale = self._scales.get(name)
                 parsed[name] = numbers if scale is None else _compress(numbers, *scale)
             elif column.kind == "category":
-                parsed[_CATEGORY + name] = cells.fillna("(missing)").astype(str)
+                parsed[_CATEGORY + name] = as_text(cells).fillna("(missing)")
             else:
                 dates = _to_dates(cells)
                 since = dates - pandas.Timestamp("2000-01-01", tz="UTC")
@@ -374,6 +385,12 @@ class Reading:
 
     separator: str | None = None  # of the cells of a CSV file; guessed by default
     missing: Sequence[str] | None = None  # cells without a value, besides empty ones
+    from_memory: bool = False  # whether rows are places in an array: the first is 0
+
+    @property
+    def row_word(self) -> str:
+        """What the number of a row counts."""
+        return "place" if self.from_memory else "row"
 
 
 AS_USUAL = Reading()
@@ -395,52 +412,63 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_frame(
-    path: Path,
-    *,
-    verbatim: bool = False,
-    reading: Reading = AS_USUAL,
-    asked: Iterable[str] = (),
+    path: Path, *, reading: Reading = AS_USUAL, asked: Iterable[str] = ()
 ) -> tuple[Frame, list[str]]:
-    """Read a table, every cell as text. Its index has the numbers of the rows.
+    """Read a table. Its index has the numbers of the rows.
+
+    Numbers and dates of a Parquet file keep their types; all other cells are text, or None.
 
     Arguments:
         path: A CSV, TSV or Parquet file.
-        verbatim: No cell counts as missing, columns have their own names even if these are alike
-            or empty, cells keep their spaces, and Parquet keeps its types.
         reading: How to read it.
         asked: The names of columns that are needed: each must be there, and only once.
 
     Returns:
         The table, and notes about what had to be guessed.
     """
-    raw, notes = read_bytes(path), []
-    if path.suffix.lower() in PARQUET:
-        frame = _parse_parquet(raw, path)
-        missing = reading.missing or ()
-    else:
-        frame, notes = _parse_csv(raw, path, reading.separator, verbatim)
+    frame, notes = _parse(read_bytes(path), path, reading)
+    missing = reading.missing or ()
+    if path.suffix.lower() not in PARQUET:
         missing = _MISSING if reading.missing is None else ("", *reading.missing)
-    if verbatim:
-        return frame, notes
     if len(frame) == 0:
         raise InvalidInput(f"{path} has column names, but no rows.")
     own_names, frame.columns = list(frame.columns), column_names(frame.columns)
     _check_asked(own_names, list(asked), path)
     notes += _note_renamed(own_names, list(frame.columns))
-    columns = {name: _as_text(frame[name]) for name in frame.columns}
     for name in asked:
-        notes += _note_missing(columns[name], name, missing)
-    absent = {None, *missing}
-    cells = {name: [None if cell in absent else cell for cell in columns[name]] for name in columns}
-    return pandas.DataFrame(cells, index=frame.index), notes
+        notes += _note_missing(as_text(frame[name]), name, missing)
+    columns = {name: _mark_missing(frame[name], missing) for name in frame.columns}
+    return pandas.DataFrame(columns, index=frame.index), notes
 
 
-def _as_text(column: Series) -> list[str | None]:
-    """Cells as text; None for those that a Parquet file leaves out."""
-    if column.dtype == object and all(isinstance(cell, str) for cell in column):
-        return column.tolist()
-    present = column.notna().tolist()
-    return [str(cell) if there else None for cell, there in zip(column.astype(object), present)]
+def _mark_missing(column: Series, missing: Sequence[str]) -> Series:
+    """The column, typed if it holds numbers or dates, else as text; None for missing cells."""
+    text = as_text(column)
+    is_typed = column.dtype.kind in "iufM"
+    gone = text.isna() | text.isin(list(missing))
+    if is_typed:
+        return column.mask(gone) if missing and gone.any() else column
+    return text.where(~gone, None)
+
+
+def as_text(column: Series) -> Series:
+    """Cells as text; None for those that are missing."""
+    cells = column.astype(object)
+    present = column.notna()
+    return cells.map(str).where(present, None)
+
+
+def _parse(raw: bytes, path: Path, reading: Reading, verbatim: bool = False) -> tuple[Frame, list]:
+    """The table as it is in the file, with notes; its index has the numbers of the rows.
+
+    verbatim: Cells of a CSV file keep their spaces.
+    """
+    if path.suffix.lower() not in PARQUET:
+        return _parse_csv(raw, path, reading.separator, verbatim)
+    frame = _parse_parquet(raw, path)
+    first = 0 if reading.from_memory else 2  # as a spreadsheet counts: the names are its row 1
+    frame.index = np.arange(first, first + len(frame))
+    return frame, []
 
 
 def _parse_csv(
@@ -472,7 +500,6 @@ def _parse_parquet(raw: bytes, path: Path) -> Frame:
             frame = frame.reset_index(allow_duplicates=True)
     except Exception as error:  # a damaged file can fail anywhere inside the parser
         raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
-    frame.index = np.arange(len(frame)) + 2  # as a spreadsheet counts: the names are its row 1
     return frame
 
 
@@ -522,7 +549,7 @@ def _note_renamed(own_names: list[Any], names: list[str]) -> list[str]:
     return [f"Some columns have no name, or the name of another: {', '.join(renamed[:3])}{more}."]
 
 
-def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -> list[str]:
+def _note_missing(column: Series, name: str, missing: Sequence[str]) -> list[str]:
     """Say which cells of a needed column count as missing."""
     said = Counter(cell for cell in column if cell in missing and cell)
     if not said:
@@ -530,14 +557,6 @@ def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -
     counts = ", ".join(f"'{cell}' ({count:,})" for cell, count in said.most_common(3))
     verb = "counts" if len(said) == 1 else "count"
     return [f"In '{name}', {counts} {verb} as missing; `na` changes this."]
-
-
-def row_names(rows: Iterable[int]) -> list[str]:
-    """The names of rows by their numbers, which are the index of a frame that `read_frame` read.
-
-    In a CSV file they are the lines that the rows begin on.
-    """
-    return [f"row {number}" for number in rows]
 
 
 def read_table(
@@ -566,20 +585,20 @@ def read_table(
         check_name("column", name, frame.columns)
     for kind in columns.values():
         check_name("kind of column", kind, KINDS)
-    present = has_text(frame[label])
+    present = has_content(frame[label])
     if not present.all():
         lacking = (f"row has no '{label}' and is", f"rows have no '{label}' and are")
         notes.append(f"{say_count(int((~present).sum()), *lacking)} left out.")
     frame = frame[present]
-    names = row_names(frame.index)
+    where: dict[str, Any] = {"rows": frame.index.to_numpy(), "row_word": reading.row_word}
     frame = frame.reset_index(drop=True)
     labels = _parse_labels(frame[label], label, task, notes)
     if text:
-        content = frame[[text]].rename(columns={text: "text"})
-        empty = int((~has_text(content["text"])).sum())
+        content = pandas.DataFrame({"text": as_text(frame[text])})
+        empty = int((~has_content(content["text"])).sum())
         if empty > 0:
             notes.append(f"{say_count(empty, 'text is', 'texts are')} empty.")
-        return Source("text", label, content, labels, names, notes)
+        return Source(TEXT, label, content, labels, notes=notes, **where)
     copies = int(frame.duplicated().sum())
     if copies > 0:
         copied = (
@@ -587,12 +606,12 @@ def read_table(
             "rows are exact copies of an earlier row. They are kept; look at them",
         )
         notes.append(f"{say_count(copies, *copied)} on the page.")
-    return Source("table", label, frame.drop(columns=[label]), labels, names, notes)
+    return Source(TABLE, label, frame.drop(columns=[label]), labels, notes=notes, **where)
 
 
-def has_text(column: Series) -> np.ndarray:
+def has_content(column: Series) -> np.ndarray:
     """Which cells have more in them than spaces, bool [N]."""
-    return np.array([isinstance(cell, str) and bool(cell.strip()) for cell in column], dtype=bool)
+    return as_text(column).fillna("").str.strip().ne("").to_numpy(dtype=bool)
 
 
 def _parse_labels(column: Series, name: str, task: str | None, notes: list[str]) -> np.ndarray:
@@ -603,9 +622,9 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         distinct = f"{column.nunique()} classes"
         meaning = "a number to be predicted (regression)" if task == "regression" else distinct
         notes.append(f"'{name}' is taken for {meaning}; `task` changes this.")
-    check_name("task", task, ("classification", "regression"))
-    if task == "classification":
-        return column.astype(str).str.strip().to_numpy(dtype=object)
+    check_name("task", task, (CLASSIFICATION.name, REGRESSION.name))
+    if TASKS[task] is CLASSIFICATION:
+        return as_text(column).str.strip().to_numpy(dtype=object)
     if not numbers.notna().all():
         example = column[numbers.isna()].iloc[0]
         raise InvalidInput(
@@ -629,28 +648,26 @@ def _infer_task(column: Series, numbers: Series) -> str:
 TABLES = (".csv", ".tsv", *PARQUET)
 
 
-@dataclass(frozen=True)
-class RowEdits:
-    """What to change, by the names of rows, `row 17`, or of files."""
-
-    removed: set[str] = field(default_factory=set)
-    relabelled: dict[str, str] = field(default_factory=dict)
-
-
 def copy_table(
-    source: Path, suffix: str, label: str, edits: RowEdits, reading: Reading = AS_USUAL
+    raw: bytes,
+    source: Path,
+    suffix: str,
+    label: str,
+    edits: RowEdits,
+    reading: Reading = AS_USUAL,
 ) -> tuple[bytes, int]:
     """The bytes of the copy, and how many rows it has.
 
     Arguments:
-        source: A CSV, TSV or Parquet file.
+        raw: The content of a CSV, TSV or Parquet file.
+        source: The path of the file.
         suffix: Of the copy: one of TABLES.
         label: The column that holds the labels.
         edits: What to change.
         reading: How the file was read.
     """
-    frame, _ = read_frame(source, verbatim=True, reading=reading)
-    rows = row_names(frame.index)
+    frame, _ = _parse(raw, source, reading, verbatim=True)
+    rows = frame.index.tolist()
     kept = np.array([row not in edits.removed for row in rows], dtype=bool)
     names = column_names(frame.columns)
     check_name("column", label, names)
@@ -659,7 +676,7 @@ def copy_table(
     try:
         copied = None
         if suffix in PARQUET and source.suffix.lower() in PARQUET:
-            copied = _copy_parquet(source, frame.iloc[:, place], new, kept)
+            copied = _copy_parquet(raw, frame.iloc[:, place], new, kept)
         if copied is None:
             cells = frame.iloc[:, place]
             if new:
@@ -676,13 +693,13 @@ def copy_table(
 
 
 def _copy_parquet(
-    source: Path, labels: Series, new: dict[int, str], kept: np.ndarray
+    raw: bytes, labels: Series, new: dict[int, str], kept: np.ndarray
 ) -> bytes | None:
     """The copy with the types, the index and the metadata of the original.
 
     None if the labels are not a column of the file, but an index that it only describes.
     """
-    table = parquet.ParquetFile(io.BytesIO(read_bytes(source))).read()
+    table = parquet.ParquetFile(io.BytesIO(raw)).read()
     if new:
         places = [k for k, name in enumerate(table.schema.names) if name == str(labels.name)]
         if len(places) != 1:

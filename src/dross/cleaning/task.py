@@ -1,16 +1,17 @@
-"""What is learnt: the labels of a task, and numbers in text."""
+"""What is learnt: classes, or numbers. How their labels are read, encoded and shown."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas
+import torch
+from torch import Tensor
 
 from ..errors import InvalidInput
-
-# numbers ---
-
 
 LARGEST = float(np.finfo(np.float32).max)  # models learn in float32
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
@@ -29,6 +30,8 @@ def read_learnable(text: Any) -> float | None:
 
 def parse_numbers(cells: Any) -> Any:
     """A pandas.Series of cells as numbers, infinities among them; nan for all others."""
+    if cells.dtype.kind in "bM":  # pandas would count days, and take True for 1
+        return pandas.Series(np.nan, index=cells.index)
     numbers: Any = pandas.to_numeric(cells, errors="coerce")
     return numbers.astype(float)
 
@@ -54,3 +57,118 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
             f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to learn "
             f"from: the largest is {LARGEST:.2g}. Correct it, or leave it empty."
         )
+
+
+_MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
+
+
+@dataclass(frozen=True)
+class Task:
+    """What kind of label is learnt. There are three: see `TASKS`."""
+
+    name: str
+    noun: str  # one label is a ...
+    loss: str  # which models are trained with
+    estimator: str  # what scikit-learn calls a model that learns such labels
+    error_is_share: bool  # whether the error is a share of wrong predictions
+
+    def classes(self, labels: np.ndarray) -> list[str]:
+        """The names of the classes in their natural order; none for other tasks."""
+        return []
+
+    def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
+        """Refuse labels of the training part from which nothing can be learnt, and say why."""
+
+    def rare(self, labels: np.ndarray) -> list[str]:
+        """The classes that have too few instances for their labels to be examined."""
+        return []
+
+    def read(self, text: str, classes: Sequence[str]) -> str | float | None:
+        """A label that a person gave; None if it is not one of these data."""
+        return None
+
+    def show(self, label: Any) -> str:
+        """A label as people read it."""
+        return str(label)
+
+    def scale(self, train: np.ndarray) -> tuple[float, float]:
+        """The mean and the deviation by which labels are standardized."""
+        return 0.0, 1.0
+
+    def encode(
+        self, labels: np.ndarray, classes: Sequence[str], scale: tuple[float, float]
+    ) -> Tensor:
+        """Labels as the model learns them: int64 [N] of classes, float32 [N, 1] of numbers."""
+        raise NotImplementedError
+
+
+class _Classification(Task):
+    def classes(self, labels: np.ndarray) -> list[str]:
+        return sorted(set(labels), key=_natural_order)
+
+    def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
+        classes = self.classes(labels)
+        if len(classes) < 2:
+            raise InvalidInput(
+                f"'{column}' is '{classes[0]}' everywhere: there is nothing to tell apart. "
+                "Is it the right column?"
+            )
+        if len(classes) > max(20, len(labels) // 4):
+            raise InvalidInput(
+                f"'{column}' has {len(classes)} different values for {len(labels)} instances: "
+                "too many to be classes. Is it the right column? For a number to be predicted, "
+                "pass `task` as regression."
+            )
+
+    def rare(self, labels: np.ndarray) -> list[str]:
+        counts = Counter(labels)
+        return sorted(name for name in counts if counts[name] < _MIN_INSTANCES_OF_A_CLASS)
+
+    def read(self, text: str, classes: Sequence[str]) -> str | float | None:
+        return text if text in classes else None
+
+    def encode(
+        self, labels: np.ndarray, classes: Sequence[str], scale: tuple[float, float]
+    ) -> Tensor:
+        number = {name: k for k, name in enumerate(classes)}
+        return torch.tensor([number[label] for label in labels], dtype=torch.int64)
+
+
+class _Regression(Task):
+    def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
+        check_size(names, column, labels)
+        if float(np.std(labels)) == 0:
+            raise InvalidInput(
+                f"'{column}' is {labels[0]:g} everywhere: there is nothing to learn."
+            )
+
+    def read(self, text: str, classes: Sequence[str]) -> str | float | None:
+        return read_learnable(text)
+
+    def show(self, label: Any) -> str:
+        return f"{label:.6g}"
+
+    def scale(self, train: np.ndarray) -> tuple[float, float]:
+        return float(train.mean()), float(train.std())
+
+    def encode(
+        self, labels: np.ndarray, classes: Sequence[str], scale: tuple[float, float]
+    ) -> Tensor:
+        scaled = (labels.astype(np.float64) - scale[0]) / scale[1]
+        if np.abs(scaled).max(initial=0) > LARGEST:
+            raise InvalidInput("A label is too far from those of the training part to learn from.")
+        return torch.from_numpy(scaled.astype(np.float32))[:, None]
+
+
+CLASSIFICATION = _Classification(
+    "classification", "class", "cross_entropy", "classifier", error_is_share=True
+)
+REGRESSION = _Regression("regression", "number", "squared_error", "regressor", error_is_share=False)
+FINE_TUNING = Task("fine-tuning", "text", "cross_entropy", "", error_is_share=True)
+TASKS: dict[str, Task] = {task.name: task for task in (CLASSIFICATION, REGRESSION, FINE_TUNING)}
+
+
+def _natural_order(name: str) -> tuple:
+    """A sorting key that puts classes named by numbers in the order of the numbers."""
+    number = read_number(name)
+    return (1, 0.0, name) if number is None else (0, number, name)

@@ -1,5 +1,7 @@
 """Texts as tf-idf vectors."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,12 +9,20 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ..errors import InvalidInput
-from .modality import Frame
+from .modality import Frame, Modality
 
 _MAX_WORDS = 4000
 _MIN_WORDS = 100
 _MAX_BYTES = 400 << 20  # of the vectors of all texts together
 SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
+
+
+class _Text(Modality):
+    def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
+        return content["text"].fillna("").astype(str).tolist().__getitem__
+
+
+TEXT = _Text("text", labels="annotated", as_read="tf-idf", backbone="wordllama", has_text=True)
 
 
 class TextEncoder:

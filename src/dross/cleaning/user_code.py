@@ -1,18 +1,14 @@
 """Data and models that a user gives as `module:function`.
 
 Importing a module runs it. So a function is imported only if the call that asks for it names it;
-what a project's folder says is never enough. Its source is found, shown and compared without
-importing anything.
+what a project's folder says is never enough.
 """
 
-import hashlib
 import importlib
 import os
 import sys
-import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +17,13 @@ import pandas
 import torch
 from torch import Tensor
 
+from .._io import digest_file
 from ..errors import InvalidInput
-from .modality import (
-    PARTS,
-    PreparedData,
-    Source,
-    assemble,
-    check_learnable,
-    consecutive_ids,
-)
+from .modality import PARTS, Modality, PreparedData, Source, assemble
+
+CUSTOM = Modality("custom")
 
 _INPUTS_SHOWN = 50
-_LINES_SHOWN = 40  # of the source of code that is not trusted yet
 
 
 def import_function(entry: str) -> Callable[..., Any]:
@@ -70,82 +61,31 @@ def _current_folder_first() -> Iterator[None]:
         sys.path.append(here)  # processes that share the work find it, too
 
 
-def find_source(entry: str) -> Path | None:
-    """The file that importing `module:function` would run; None if there is no source file.
-
-    Nothing is imported, not even the packages that the module is in.
-    """
-    module = entry.partition(":")[0]
-    loaded = getattr(sys.modules.get(module), "__file__", None)
-    if loaded is not None:
-        return Path(loaded) if loaded.endswith(".py") else None
-    places: Sequence[str] | None = [os.getcwd(), *sys.path]
-    parts, spec = module.split("."), None
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), places)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations or []
-    origin = None if spec is None else spec.origin
-    return Path(origin) if origin is not None and origin.endswith(".py") else None
-
-
 def source_digest(entry: str) -> str:
-    """A digest of the module that `module:function` is in; empty where there is no source."""
-    source = _read_source(find_source(entry))
-    return "" if source is None else hashlib.sha256(source.encode()).hexdigest()
+    """A digest of the file of the module of `module:function`, which is imported."""
+    import_function(entry)
+    path = getattr(sys.modules[entry.partition(":")[0]], "__file__", None)
+    return "" if path is None else digest_file(Path(path))
 
 
-def check_trusted(entries: Sequence[str], trusted: Sequence[str], who: str) -> None:
-    """Refuse code that somebody else names, unless this call names it, too; shows its source.
+def check_trusted(entries: Sequence[str], trusted: Sequence[str], folder: Path) -> None:
+    """Refuse code that a project names, unless the caller names it again.
 
     Arguments:
         entries: The functions that are about to be imported.
         trusted: Those that the caller names.
-        who: Who asks for them, for the message: the folder of a project.
+        folder: The project's, for the message.
 
     Raises:
         InvalidInput: one of them is not named.
     """
     missing = [entry for entry in entries if entry not in trusted]
     if missing:
-        shown = "\n\n".join(show_source(entry) for entry in missing)
         raise InvalidInput(
-            f"{who} was made with code that is not a part of dross, and using it runs that code: "
-            f"{', '.join(missing)}. Read it below. If you trust it, pass it as "
-            f"`trust_code`: {', '.join(entries)}.\n\n{shown}"
+            f"{folder} was made with code that is not a part of dross, and using it runs that "
+            f"code: {', '.join(missing)}. Read it. If you trust it, pass it as `trust_code`: "
+            f"{', '.join(entries)}."
         )
-
-
-def show_source(entry: str) -> str:
-    """Where the code of `module:function` is, and how it begins, for a person to read."""
-    path = find_source(entry)
-    source = _read_source(path)
-    if path is None or source is None:
-        return f"{entry}: its source was not found."
-    lines = source.splitlines()
-    shown = [_escape(line) for line in lines[:_LINES_SHOWN]]
-    if len(lines) > _LINES_SHOWN:
-        shown.append(f"... and {len(lines) - _LINES_SHOWN} more lines")
-    title = f"{entry}: {path} (SHA-256 {source_digest(entry)})"
-    return "\n".join([title, *(f"    {line}" for line in shown)])
-
-
-def _read_source(path: Path | None) -> str | None:
-    """The text of a source file, as Python reads it."""
-    if path is None:
-        return None
-    try:
-        with tokenize.open(path) as file:
-            text = file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
-    return text if text.endswith("\n") else text + "\n"
-
-
-def _escape(line: str) -> str:
-    """Control characters could hide a part of the line from its reader."""
-    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line)
 
 
 def prepare_from_python(entry: str, label: str) -> PreparedData:
@@ -171,10 +111,11 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
         labels = labels.astype(np.float64)
     else:
         labels = _name_classes(labels, [str(name) for name in returned.get("classes", [])], entry)
-    parts = consecutive_ids({part: len(targets) for part, targets in y.items()})
-    names = [f"{part} {k}" for part in PARTS for k in range(len(parts[part]))]
-    source = Source("custom", label, _content(list(x.values())), labels, names)
-    check_learnable(source)
+    sizes = [len(targets) for targets in y.values()]
+    parts = dict(zip(PARTS, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), strict=True))
+    places = np.concatenate([np.arange(size) for size in sizes])
+    source = Source(CUSTOM, label, _content(list(x.values())), labels, places, "place")
+    source.check_learnable()
     for part, inputs in x.items():
         x[part] = inputs.float() if inputs.is_floating_point() else inputs
     return assemble(source, parts, x)

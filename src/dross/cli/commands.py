@@ -12,7 +12,6 @@ from ..errors import InvalidInput
 from . import options as option
 from .app import app, command
 from .output import (
-    Say,
     choose_say,
     console,
     print_findings,
@@ -280,7 +279,6 @@ def review(
     """
     from ..review.server import serve
 
-    _show_trusted(trust_code, say_path)
     serve(run, port=port, host=host, open_browser=browser, trust_code=trust_code or [])
 
 
@@ -321,12 +319,8 @@ def judge(
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
-    from ..cleaning.estimators import names_user_code
     from ..cleaning.judge import judge as judge_project
 
-    own = [estimator] if estimator is not None and names_user_code(estimator) else []
-    show = choose_say(quiet, as_json) if quiet or as_json else say_path
-    _show_trusted([*own, *(trust_code or [])], show)
     verdict = judge_project(
         run,
         remove=remove,
@@ -385,14 +379,6 @@ def export(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
     )
-
-
-def _show_trusted(entries: list[str] | None, show: Say) -> None:
-    """Show the code that is about to be trusted."""
-    from ..cleaning.user_code import show_source
-
-    for entry in entries or []:
-        show(show_source(entry))
 
 
 @command(app)

@@ -32,6 +32,7 @@ from ..cleaning.project import (
 )
 from ..cleaning.project_info import JobInfo, ProjectInfo
 from ..cleaning.scoring import rank, split_half_agreement
+from ..cleaning.task import FINE_TUNING
 from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
@@ -43,7 +44,6 @@ from .trials import compete, count_trials
 from .tuner import Tuner
 
 RESPONSE = "response"  # what is learned
-TASK = "fine-tuning"
 
 _LABELS = {
     "source": "object",
@@ -317,8 +317,8 @@ def write_project(
         **vars(info),
         dross=__version__,
         name=folder.name,
-        kind=CHATS,
-        task=TASK,
+        kind=CHATS.name,
+        task=FINE_TUNING.name,
         label=RESPONSE,
         classes=[],
         counts={part: len(examples.parts[part]) for part in PARTS},
@@ -344,6 +344,7 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
     removed = [] if recommendation.plan is None else recommendation.plan.removed
     table = pandas.DataFrame(
         {
+            "row": examples.rows("train"),
             "source": examples.names("train"),
             "label": examples.labels("train"),
             "origin": [examples.chats[place].origin for place in train],

@@ -14,7 +14,7 @@ from ..cleaning.chats import Chat, ChatOptions, read_chats
 from ..cleaning.duplicates import Copies, CopyCounts, count_copies, find_copies, no_copies
 from ..cleaning.inputs import Request
 from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
-from ..cleaning.text import TextEncoder
+from ..cleaning.text import TEXT, TextEncoder
 from ..data.seeds import mix_seeds
 from ..errors import InvalidInput, first_line
 from .model import Loaded
@@ -50,11 +50,12 @@ class Examples:
     encoded: Encoded
     parts: dict[str, np.ndarray]  # the sorted places of each part
     notes: list[str]
+    row_word: str  # what the numbers of rows count: line or row
 
     @property
     def digest(self) -> str:
         """Changes with the texts, their tokens and the split."""
-        lines = [f"{chat.name}\n{chat.text}" for chat in self.chats]
+        lines = [f"{chat.row}\n{chat.text}" for chat in self.chats]
         lines += [str(example) for example in self.encoded.examples]
         lines += [str(self.parts[part].tolist()) for part in PARTS]
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
@@ -65,9 +66,13 @@ class Examples:
         columns = {"text": [c.text for c in chats], "origin": [c.origin for c in chats]}
         return pandas.DataFrame(columns, dtype=object)
 
+    def rows(self, part: str) -> list[int]:
+        """Where the examples of a part are in the file."""
+        return [self.chats[place].row for place in self.parts[part]]
+
     def names(self, part: str) -> list[str]:
-        """Where the examples of a part are: `line 17`."""
-        return [self.chats[place].name for place in self.parts[part]]
+        """The same for people: `line 17`."""
+        return [f"{self.row_word} {row}" for row in self.rows(part)]
 
     def labels(self, part: str) -> list[str]:
         """The beginning of each response."""
@@ -103,9 +108,7 @@ def open_examples(
         for part, path in paths.items()
         if path is not None
     }
-    chats = list(read["train"].chats)
-    for part in list(read)[1:]:  # their rows say which part they belong to
-        chats += [replace(chat, name=f"{part}: {chat.name}") for chat in read[part].chats]
+    chats = [chat for file in read.values() for chat in file.chats]
     encoded = encode_chats(chats, loaded, options.max_tokens)
     chats = [chats[place] for place in encoded.places]
     sizes = {part: len(file.chats) for part, file in read.items()}
@@ -119,9 +122,10 @@ def open_examples(
         )
     notes = list(dict.fromkeys(note for file in read.values() for note in file.notes))
     notes += encoded.notes
-    copies, counts = _find_copies(chats, by_file, device, progress)
+    row_word = read["train"].row_word
+    copies, counts = _find_copies(chats, by_file, row_word, device, progress)
     parts = _split(by_file, copies, request.seed)
-    examples = Examples(chats, encoded, parts, notes)
+    examples = Examples(chats, encoded, parts, notes, row_word)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
             raise InvalidInput(
@@ -134,12 +138,17 @@ def open_examples(
 
 
 def _find_copies(
-    chats: list[Chat], by_file: dict[str, np.ndarray], device: torch.device, progress: bool
+    chats: list[Chat],
+    by_file: dict[str, np.ndarray],
+    row_word: str,
+    device: torch.device,
+    progress: bool,
 ) -> Found:
     """Copies among everything, by the words that are said."""
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
     labels = np.array([chat.response for chat in chats], dtype=object)
-    source = Source("text", "response", content, labels, [chat.name for chat in chats])
+    rows = np.array([chat.row for chat in chats], dtype=np.int64)
+    source = Source(TEXT, "response", content, labels, rows, row_word)
     places = {part: by_file.get(part, np.zeros(0, dtype=np.int64)) for part in PARTS}
     try:
         encoder = TextEncoder(content)

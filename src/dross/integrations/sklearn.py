@@ -207,8 +207,7 @@ class _Cleaning(ABC):
 
     def _read_project(self, project: Project, labels: np.ndarray) -> _Cleaned:
         """What the project says, in rows of X: its ids count the rows that have a label."""
-        names = project.table["source"]
-        rows = names.str.removeprefix("place ").astype(int).to_numpy()
+        rows = project.table["row"].to_numpy()
         scores = np.full(len(labels), np.nan)
         scores[rows] = project.table["score"].to_numpy()
         wrong = np.full(len(labels), np.nan)

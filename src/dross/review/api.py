@@ -20,7 +20,7 @@ from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code
-from ..cleaning.task import read_learnable
+from ..cleaning.task import CLASSIFICATION, REGRESSION, read_learnable
 from ..errors import CorruptFile, InvalidInput
 from .judge_process import JudgeProcess
 from .label_checks import LabelChecks
@@ -126,7 +126,7 @@ class Api:
         self.listing = Listing(project)
         self.checks = LabelChecks(self.listing)
         self.labels = [str(label) for label in project.table["label"]]
-        self.regression = project.info.task == "regression"
+        self.regression = project.task is REGRESSION
         self.plan = RecommendedPlan(project)
 
     @property
@@ -382,7 +382,7 @@ class Api:
         }
 
     def _warnings(self, decisions: Mapping[int, Decision]) -> Sequence[str]:
-        one_class = self.project.info.task != "classification"
+        one_class = self.project.task is not CLASSIFICATION
         return class_warnings(self.labels, decisions, regression=one_class)
 
 

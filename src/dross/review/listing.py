@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
 from ..cleaning.explain import Reasons, UnusualCells, format_cell, name_label
@@ -19,7 +18,6 @@ from ..cleaning.inputs import picture_root
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
-from ..cleaning.reopen import names_code
 from ..cleaning.tables import infer_columns
 from ..errors import DrossError
 
@@ -106,12 +104,8 @@ class Listing:
     @cached_property
     def layout(self) -> str:
         """How instances are shown: images, text, table or chats."""
-        kind = self.project.info.kind
-        if kind in ("images", "text", "table", CHATS):
-            return kind
-        if list(self.project.content.columns) == ["text"]:
-            return "text"
-        return "images" if (self.project.folder / "pictures").is_dir() else "table"
+        modality = self.project.modality
+        return "table" if modality.has_columns else modality.name
 
     @cached_property
     def columns(self) -> list[dict[str, Any]]:
@@ -137,7 +131,7 @@ class Listing:
         rows = self.project.table
         score = rows["score"].to_numpy(float)
         keep = self._searched.matches(wanted, self.percent_of_score * score, decisions)
-        if wanted.origin and self.layout == CHATS:
+        if wanted.origin and self.project.modality.has_tokens:
             keep &= rows["origin"].to_numpy(object) == wanted.origin
         order = np.argsort(rows["harm_rank"].to_numpy(int), kind="stable")
         if wanted.tab == "copies":
@@ -160,7 +154,7 @@ class Listing:
     def item(self, id: int) -> dict[str, Any]:
         """Return what the list shows of an instance, as JSON."""
         row = self.project.table.loc[id].to_dict()  # cells are looked up ten times faster
-        if self.layout == CHATS:
+        if self.project.modality.has_tokens:
             content = {"tokens": self.excerpt(id), "origin": str(row["origin"])}
         else:
             content = self.short_content(self.project.content.loc[id], self.project.why(id))
@@ -208,7 +202,7 @@ class Listing:
     @cached_property
     def token_scale(self) -> float:
         """The effect in percent that has the strongest colour; 0 where nothing has tokens."""
-        if self.layout != CHATS:
+        if not self.project.modality.has_tokens:
             return 0.0
         effects = np.concatenate([np.asarray(row, float) for row in self.project.tokens["effects"]])
         sizes = np.abs(100 * effects[~np.isnan(effects)])
@@ -268,16 +262,14 @@ def read_original(project: Project, part: str, id: int) -> bytes | None:
     Returns:
         The bytes of a PNG file; None where the input is not where it was.
     """
-    if project.info.kind != "images" or part not in ("train", "validation"):
+    if not project.modality.has_images or part not in ("train", "validation"):
         return None
     table = project.content if part == "train" else project.validation
     if id not in table.index:
         return None
     try:
-        request = project.request
-        if names_code(request):
-            return None
-        picture = load_picture(picture_root(Path(request.data)) / str(table.at[id, "path"]))
+        root = picture_root(Path(project.request.data))
+        picture = load_picture(root / str(table.at[id, "path"]))
     except DrossError:
         return None  # it was moved, or is damaged by now
     picture.thumbnail((_MAX_SIDE, _MAX_SIDE))

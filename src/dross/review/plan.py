@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.findings import describe_checked, describe_recommendation, warn_of_disagreement
 from ..cleaning.plans import Edits, class_effects, list_measures, tabulate_plans
@@ -56,7 +55,7 @@ class RecommendedPlan:
     def _command(self) -> str | None:
         """What to run again once labels are checked; None: the same call of `dross.clean`."""
         info = self.project.info
-        if info.kind == CHATS or info.request.given is not None:
+        if info.modality.has_tokens or info.request.given is not None:
             return None
         return write_command(info, self.project.folder, short=True)
 

@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
-from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import describe_group, name_likeness
 from ..cleaning.explain import Hurt, Reasons, format_cell, name_label, order_columns
 from ..cleaning.findings import describe_amount, describe_change
 from ..cleaning.plans import KEEP, RELABEL
 from ..cleaning.project_info import ProjectInfo
+from ..cleaning.task import CLASSIFICATION, REGRESSION, TASKS
 from ..errors import InvalidInput
 from .listing import Listing
 
@@ -26,13 +26,13 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     sentences = reason_sentences(project.table.loc[id], project.info)
     copies = project.copies
     if (group := copies.group_of(id)) is not None:
-        said = describe_group(copies, group, classes=bool(project.classes))
+        said = describe_group(copies, group, classes=project.task is CLASSIFICATION)
         sentences.insert(0, {"about": "Copies", "text": said})
     known = listing.item(id) | {
         "sentences": sentences,
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
     }
-    if listing.layout == CHATS:
+    if project.modality.has_tokens:
         return known | {"content": {"tokens": listing.whole_chat(id)}, "words": []}
     return known | {
         "content": full_content(listing, project.content.loc[id], why),
@@ -53,7 +53,7 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
         "Effect": _effect(row["score"], info),
         "Confidence": _confidence(row, info),
     }
-    if info.kind == CHATS:
+    if info.modality.has_tokens:
         found["Loss"] = (
             f"The loss of its answer is {row['loss']:.2f} per token before fine-tuning and "
             f"{row['training_loss']:.2f} after it."
@@ -112,7 +112,7 @@ def describe_label(row: Any, task: str) -> str:
     """Return a sentence that holds a label against what models predict that did not learn it."""
     label = row["label"]
     prediction = row["prediction"]
-    is_number = task == "regression"
+    is_number = TASKS[task] is REGRESSION
     given = f"Its value is {format_cell(label)}" if is_number else f"Its label is {label}"
     if not prediction:
         return f"{given}. It was left out, so nothing was predicted for it."
@@ -157,9 +157,9 @@ def full_content(listing: Listing, content: Any, why: Reasons) -> dict[str, Any]
     The fields of a table are [name, cell, what is unusual, how much it speaks for the label], and
     those that matter most for this row come first.
     """
-    if listing.layout in ("text", CHATS):
+    if listing.project.modality.has_text:
         return {"text": str(content["text"])[:_MAX_TEXT]}
-    if listing.layout == "images":
+    if listing.project.modality.has_images:
         return {"fields": []}
     unusual = listing.unusual(content, why)
     weights = dict(why.columns)
@@ -179,7 +179,7 @@ def _harmed_instance(listing: Listing, hurt: Hurt) -> dict[str, Any]:
 def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
     """A copy of an instance, of any part: of a table, the cells that differ."""
     content = listing.project.copies.content.iloc[row["place"]]
-    if listing.layout == "table":
+    if listing.project.modality.has_columns:
         own = listing.project.content.loc[id]
         names = content.index.intersection(own.index)
         content = content[
@@ -210,9 +210,9 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
 
 
 def _brief(listing: Listing, content: Any) -> str:
-    if listing.layout == "images":
+    if listing.project.modality.has_images:
         return ""
-    if listing.layout in ("text", CHATS):
+    if listing.project.modality.has_text:
         text = str(content["text"])
         return text[:_MAX_SUMMARY] + (" …" if len(text) > _MAX_SUMMARY else "")
     cells = [

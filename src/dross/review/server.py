@@ -38,9 +38,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._text import render
-from ..cleaning.chats import CHATS
 from ..cleaning.project import Project
-from ..cleaning.reopen import check_code_unchanged
 from ..errors import DrossError, InvalidInput
 from .api import Api, JSONAnswer
 from .judge_process import JudgeProcess
@@ -175,7 +173,7 @@ def create_app(
             first_tab=_choose_first_tab(project, api),
             share=project.info.is_share,
             regression=api.regression,
-            chats=api.listing.layout == CHATS,
+            chats=project.modality.has_tokens,
         )
         answer = HTMLResponse(html.encode(errors="replace"))
         answer.set_cookie(keys.cookie, keys.token, httponly=True, samesite="strict")
@@ -240,11 +238,8 @@ def serve(
     Raises:
         InvalidInput: The port is taken.
         CorruptFile: The folder is not a project.
-        InputChanged: Code of `trust_code` has changed since `dross clean` used it.
     """
     project = Project.open(folder)
-    if trust_code:
-        check_code_unchanged(project, trust_code)
     keys = Keys()
     with listen(host, port, project.folder) as listener:
         server = make_server(create_app(project, keys, host=host, trust_code=trust_code))
