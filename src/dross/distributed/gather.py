@@ -131,7 +131,7 @@ class Scatter(torch.autograd.Function):
 
 
 def _refuse_rows(cotangents: Sequence[Tensor | None]) -> None:
-    """Let engine/vjp.py take many cotangents one by one: a message has no rule for vmap."""
+    """Let `batched_vjp` take many cotangents one by one: a message has no rule for vmap."""
     if any(t is not None and is_legacy_batchedtensor(t) for t in cotangents):
         raise RuntimeError("messages between ranks are not batched")
 

@@ -1,4 +1,4 @@
-"""Where to compute: a device that is there, or the best one."""
+"""The device that computes: which one, and its memory, queues and threads."""
 
 import os
 import weakref
@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidInput, first_line
+
+Result = TypeVar("Result")
 
 
 def find_device(device: str | torch.device, otherwise: str) -> torch.device:
@@ -50,15 +52,13 @@ def choose_device(device: str | None) -> torch.device:
     return found
 
 
-# --- peak_memory ----------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 # How much memory a pass takes on top of what was held before it.
 #
 # On a GPU torch's allocator knows. On a CPU the tensors that the pass makes are counted, from the
 # operation that makes each until it is freed: what a processor's libraries take for themselves is not
 # seen.
-
-Result = TypeVar("Result")
 
 
 def measure_peak(pass_: Callable[[], Result], device: torch.device) -> tuple[Result, int]:

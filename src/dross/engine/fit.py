@@ -207,8 +207,8 @@ class Fit:
         counts = None if most is None else losses_of_rows(self.objective, batch)
         if most is None or counts is None or most >= len(counts):
             return [batch]
-        pieces = -(-len(counts) // most)  # of about the same length
-        ends = [len(counts) * k // pieces for k in range(pieces + 1)]
+        number = -(-len(counts) // most)  # of about the same length
+        ends = [len(counts) * k // number for k in range(number + 1)]
         return [_cut(batch, counts, first, stop) for first, stop in pairwise(ends)]
 
     def _guard_rows(self, name: str, theta: Tensor, batch: Batch) -> MemoryGuard:

@@ -109,7 +109,7 @@ def unwrap_optimizer(optimizer: Any) -> Any:
 def unwrap_model(model: Any) -> nn.Module:
     """The module that can be differentiated twice: a compiled one gives its original back.
 
-    Compiled parts of it run as written in dross's own passes (engine/without_checkpointing.py).
+    Compiled parts of it run as written in dross's own passes (`plain_passes`).
     """
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
@@ -222,10 +222,10 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
         check_differentiable(losses)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
     return _FirstBatch(
-        {name for name, g in zip(parameters, grads) if g is not None},
-        _find_moving_buffers(model, named),
-        any(not torch.equal(one, other) for one, other in zip(before, after)),
-        notes,
+        used={name for name, g in zip(parameters, grads) if g is not None},
+        moving=_find_moving_buffers(model, named),
+        stochastic=any(not torch.equal(one, other) for one, other in zip(before, after)),
+        notes=notes,
     )
 
 
@@ -233,7 +233,7 @@ def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
     for name, (parameter, version) in frozen.items():
         if parameter._version != version:
             raise NotSupported(
-                f"The forward pass changes the frozen parameter '{name}'. dross follows buffers "
+                f"The forward pass changes the frozen parameter '{name}'. dross replays buffers "
                 "that a forward pass moves: make it a buffer (register_buffer), or update it "
                 "outside the model, as an AveragedModel does (recorder.average)."
             )

@@ -44,7 +44,7 @@ class Optimizer:
     columns: tuple[str, ...]  # the names of the H numbers, in the order of the tape
     group_sizes: tuple[int, ...]
     any_momentum: bool = False
-    formula: str | None = None  # its name, where the optimizer follows one of formulas/
+    formula: str | None = None  # its name, where the optimizer follows one of optim_custom.py
     shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
     slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
     fused: bool = False  # it steps with torch's fused kernel, where that rounds differently

@@ -259,7 +259,7 @@ def _gpu_switches() -> list[tuple[Any, str, Any]]:
     return [*switches, (cudnn, "deterministic", True)]
 
 
-# --- without_checkpointing ------------------------------------------------------------------------
+# --- no checkpointing, no compiled functions ------------------------------------------------------
 
 # Passes without gradient checkpointing and without compiled functions.
 #

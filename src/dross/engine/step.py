@@ -313,7 +313,7 @@ def clip_of(norm: float | None, value: float | None) -> Clip | None:
     return None if value is None else ClipValue(value)
 
 
-_KINDS: tuple[type, ...] = (ClipNorm, ClipValue)
+_CLIPS: tuple[type, ...] = (ClipNorm, ClipValue)
 _NO_CLIP = -1.0
 
 
@@ -322,12 +322,12 @@ def clip_to_numbers(clip: Clip | None) -> tuple[float, float]:
     if clip is None:
         return (_NO_CLIP, 0.0)
     value = clip.max_norm if isinstance(clip, ClipNorm) else clip.limit
-    return float(_KINDS.index(type(clip))), value
+    return float(_CLIPS.index(type(clip))), value
 
 
 def clip_from_numbers(kind: float, value: float) -> Clip | None:
     """The clip that `clip_to_numbers` wrote down."""
-    return None if kind < 0 else _KINDS[int(kind)](value)
+    return None if kind < 0 else _CLIPS[int(kind)](value)
 
 
 # --- several steps as one pass --------------------------------------------------------------------
