@@ -132,13 +132,13 @@ def plan_numbers(binding: TorchBinding, lr: LearningRate | None, steps: int) -> 
 
 
 def _read_rates(lr: Any, steps: int) -> np.ndarray:
-    given = [lr(t) for t in range(steps)] if callable(lr) else lr
+    values = [lr(t) for t in range(steps)] if callable(lr) else lr
     try:
-        rates = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given, np.float64)
+        rates = np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values, np.float64)
     except (TypeError, ValueError):
         raise InvalidInput(
             "lr must be a rate, one per step, a function of the step or a torch scheduler, not "
-            f"{given!r:.60}."
+            f"{values!r:.60}."
         ) from None
     if rates.ndim and len(rates) != steps:
         raise InvalidInput(f"lr has {len(rates)} rates for {steps} steps: give one per step.")

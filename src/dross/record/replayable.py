@@ -33,7 +33,7 @@ _ATTENTION_ADVICE = {  # whether the model draws random numbers
 }
 
 
-def rehearse(
+def check_replayable(
     executor: Executor,
     optimizer: Optimizer,
     before: State,

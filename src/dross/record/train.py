@@ -28,7 +28,7 @@ from ..engine.step import Clip, Step, clip_of, take_step, take_steps
 from ..errors import DrossError, InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
-from ..tape.format import check_same_run, describe
+from ..tape.format import describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import TapeWriter, check_resume, prepare_folder
@@ -143,10 +143,9 @@ def train(
         schedule=hashlib.sha256(numbers.tobytes() + repr(clip).encode()).hexdigest(),
         earlier=earlier,
     )
-    state = binding.read(numbers[0])
-    if earlier is not None:
-        check_same_run(earlier, manifest)
-        manifest = earlier
+    if earlier is None:
+        state = binding.read(numbers[0])
+    else:
         state = Tape(path).end_state().map(lambda t: t.to(device))
     writer = TapeWriter(
         path, manifest, keep, state.nbytes, plan.steps, step_bytes=16 + 4 * len(first)
@@ -285,7 +284,7 @@ class TrainingLoop:
     def _find_break(self, row: "_TakenRow") -> None:
         """Raise Diverged for the step that is not finite, if there is one.
 
-        Theta stays so after it, which is why the last step's has told.
+        Theta stays so after it, so the last step's theta shows that there is one.
         """
         taken = zip(row.steps, row.batches, row.states)
         for t, (step, batches, before) in enumerate(taken, start=row.first):

@@ -25,7 +25,7 @@ from ..engine.optim import Optimizer
 from ..engine.precision import Autocast, Precision, allowed_kernels
 from ..engine.state import Layout, State, check_signature
 from ..errors import InputChanged, InvalidInput
-from ..tape.format import Manifest, check_same_run, describe
+from ..tape.format import Manifest, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
 from ..tape.writer import TapeWriter
@@ -211,9 +211,8 @@ class LoopTape:
         return (layout.ranks if isinstance(layout, GatheringLayout) else None) or self.loop.ranks
 
     def _describe(self, objective: Objective, pure: Optimizer) -> Manifest:
-        """The manifest of a new tape, or that of the tape to be continued."""
         loop = self.loop
-        manifest = describe(
+        return describe(
             objective,
             pure,
             augment=loop.augment,
@@ -224,10 +223,6 @@ class LoopTape:
             foreign=True,
             earlier=self.earlier,
         )
-        if self.earlier is None:
-            return manifest
-        check_same_run(self.earlier, manifest)
-        return self.earlier
 
     def save(self) -> None:
         """Write what is open, and name it in the manifest at once."""

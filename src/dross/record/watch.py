@@ -28,7 +28,7 @@ from ..engine.state import Layout, State
 from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
 from .average import AverageWatch
-from .replayable import check_epoch, check_finite, compare_attention, rehearse
+from .replayable import check_epoch, check_finite, check_replayable, compare_attention
 from .user_loop import LoopTape, UserLoop
 
 _STEPS_BETWEEN_REHEARSALS = 32  # at least
@@ -304,7 +304,7 @@ class StepWatch:
         Returns:
             None, or other arguments: a closure is checked once it has computed the gradients.
         """
-        if not any(callable(given) for given in (*args, *kwargs.values())):
+        if not any(callable(arg) for arg in (*args, *kwargs.values())):
             self._check_step()
             return None
 
@@ -321,8 +321,8 @@ class StepWatch:
 
             return run
 
-        wrap = lambda given: checked(given) if callable(given) else given
-        return tuple(map(wrap, args)), {key: wrap(given) for key, given in kwargs.items()}
+        wrap = lambda arg: checked(arg) if callable(arg) else arg
+        return tuple(map(wrap, args)), {key: wrap(arg) for key, arg in kwargs.items()}
 
     def _check_step(self) -> None:
         """The gradients are there, and the optimizer is about to use them."""
@@ -386,7 +386,7 @@ class StepWatch:
         opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None
-            rehearse(
+            check_replayable(
                 executor,
                 pure,
                 self._before,
@@ -582,13 +582,13 @@ def _mark(g: Tensor) -> tuple[int, float]:
 # attributes that the scaler sets during its step.
 
 
-def check_scaler(given: Any) -> GradScaler | None:
+def check_scaler(scaler: Any) -> GradScaler | None:
     """The scaler itself, or an error that says what one is; None for one that is disabled."""
-    if given is None:
+    if scaler is None:
         return None
-    if not isinstance(given, GradScaler):
-        raise InvalidInput(f"scaler must be a torch.amp.GradScaler, not {type(given).__name__}.")
-    return given if given.is_enabled() else None
+    if not isinstance(scaler, GradScaler):
+        raise InvalidInput(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}.")
+    return scaler if scaler.is_enabled() else None
 
 
 class ScalerWatch:
@@ -616,16 +616,16 @@ class ScalerWatch:
         own_unscale = scaler.unscale_
         own_step = scaler.step
 
-        def unscale_(given: torch.optim.Optimizer) -> None:
-            if given is not optimizer:
-                return own_unscale(given)
+        def unscale_(other: torch.optim.Optimizer) -> None:
+            if other is not optimizer:
+                return own_unscale(other)
             unscaling()
-            own_unscale(given)
+            own_unscale(other)
             unscaled(scaler.get_scale())
 
-        def step(given: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            result = own_step(given, *args, **kwargs)
-            if given is optimizer:
+        def step(other: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = own_step(other, *args, **kwargs)
+            if other is optimizer:
                 stepped()
             return result
 
@@ -647,5 +647,5 @@ def scale_in_step(optimizer: torch.optim.Optimizer) -> float:
 
 def skips_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused optimizer leaves the parameters alone in the step that it is taking."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and float(found) > 0
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, Tensor) and float(found_inf) > 0

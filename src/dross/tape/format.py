@@ -128,7 +128,7 @@ def describe(
     foreign: bool = False,
     earlier: Manifest | None = None,
 ) -> Manifest:
-    """The manifest of a tape on which no step has been recorded yet.
+    """The manifest of a tape on which no step has been recorded yet, or that of one to be continued.
 
     Arguments:
         objective, optimizer, augment, keep, seed, device: what is recorded.
@@ -136,13 +136,17 @@ def describe(
         planned: the number of steps, where it is known beforehand.
         schedule: a digest of the numbers that the optimizer will use, where they are known.
         foreign: whether the training loop is the user's own.
-        earlier: that of a tape to be continued; the data are digested as they were for it.
+        earlier: the manifest of the tape to be continued, if there is one. The data are digested as
+            they were for it.
+
+    Raises:
+        InputChanged: a setting differs from the one in `earlier`.
     """
     fingerprint = kind = None
     if instances is not None:
         kind = instances.digest_kind if earlier is None else earlier.data_digest
         fingerprint = None if kind is None else instances.fingerprint(kind)
-    return Manifest(
+    manifest = Manifest(
         id=uuid.uuid4().hex,
         foreign=foreign,
         device=str(device),
@@ -165,6 +169,10 @@ def describe(
         planned=planned,
         schedule=schedule,
     )
+    if earlier is None:
+        return manifest
+    check_same_run(earlier, manifest)
+    return earlier
 
 
 _MAY_DIFFER = {"id", "dross", "torch", "digest"}

@@ -445,10 +445,12 @@ def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> 
         errno.EROFS: "the disk is read-only",
     }
     if isinstance(error, OSError):
-        number, text = error.errno, error.strerror or str(error)
+        number = error.errno
+        text = error.strerror or str(error)
     else:  # its text ends in "(os error 28)"
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        number, text = int(found[1]) if found else None, str(error)
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(match[1]) if match else None
+        text = str(error)
     cause = causes.get(number or 0, text)
     return DrossError(
         f"{path} cannot be written: {cause}. The recorded run is whole up to step {steps}."
