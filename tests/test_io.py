@@ -23,7 +23,6 @@ from dross._io import (
     seal,
     write_bytes,
     write_json,
-    write_table,
     write_text,
 )
 from dross.errors import DrossError, InvalidInput
@@ -127,12 +126,6 @@ def test_texts_are_utf8_and_keep_their_line_ends(tmp_path):
     assert (tmp_path / "a.txt").read_bytes() == "fünf\r\n😀\n".encode()
     write_json(tmp_path / "a.json", {"a": "ü"})
     assert (tmp_path / "a.json").read_bytes() == b'{\n "a": "\\u00fc"\n}'
-
-
-def test_a_table_is_csv(tmp_path):
-    rows = [{"name": "a,b", "value": 1}, {"name": "ü", "value": 0.5}]
-    assert write_table(tmp_path / "a.csv", rows) == tmp_path / "a.csv"
-    assert (tmp_path / "a.csv").read_bytes() == 'name,value\r\n"a,b",1\r\nü,0.5\r\n'.encode()
 
 
 # --- A lock keeps other processes out, and a dead one keeps nobody out ---

@@ -1,9 +1,7 @@
 """Files: whole or not at all, their digests, and one writer at a time."""
 
-import csv
 import errno
 import hashlib
-import io
 import json
 import os
 import re
@@ -161,16 +159,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON."""
     write_text(path, json.dumps(value, indent=1))
-
-
-def write_table(path: Path, rows: list[dict]) -> Path:
-    """Write rows with the same keys as CSV, and return the path."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-    return path
 
 
 _SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest

@@ -413,7 +413,7 @@ def test_a_text_that_is_learnt_by_its_embedding_shows_only_words_as_reasons(tmp_
     part = RunPart(np.arange(len(data.y["train"])), np.arange(5), "train")
     nothing = SimpleNamespace(verification=SimpleNamespace(instances=np.zeros(0, dtype=int)))
     why = find_reasons(data, run, recipe, part, nothing, np.arange(3))
-    said = [word for word, _ in why["0"].get("words", [])]
+    said = [word for word, _ in why[0].words]
     assert bool(said) == (inputs == "both") and set(said) <= set(
         job.prepared.encoder.words.tolist()
     )

@@ -33,7 +33,6 @@ TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decid
 Decision = tuple[str, str | None]  # an action, and the new label of a relabel
 _Row = tuple[str, int | None, str, dict[int, Decision]]  # kind, target, part, changes
 
-_FORMAT = 1
 _APPLICATION = 0x64726F73  # "dros": marks the file as ours
 _SECONDS_TO_WAIT_FOR_WRITER = 30.0
 _TABLE = """
@@ -287,22 +286,12 @@ class Decisions:
                 if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     run(_TABLE)
                     run(f"PRAGMA application_id={_APPLICATION}")
-                    run(f"PRAGMA user_version={_FORMAT}")
                     run("COMMIT")
         if run("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             raise CorruptFile(
                 f"{self.path} is an SQLite file, but dross did not write it. "
                 "It was not changed; move it away."
             )
-        version = run("PRAGMA user_version").fetchone()[0]
-        if version != _FORMAT:
-            raise InputChanged(
-                f"{self.path} has format {version}; this dross reads format {_FORMAT}. "
-                "Use the version of dross that wrote it."
-            )
-        found = run("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise CorruptFile(f"{self.path} is damaged ({found}). {_RESCUE}")
         self._up_to_date()
 
     def _append(
