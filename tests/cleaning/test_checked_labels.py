@@ -269,11 +269,12 @@ def test_what_a_person_said_is_done_even_if_no_plan_is_recommended(one, monkeypa
 
 def test_checks_are_drawn_once_and_their_weights_are_used_later(one, monkeypatch):
     project, _, _, again, _ = one
-    asked, seen = np.array([11, 4, 30]), []
+    seen = []
+    checks = {11: 2.0, 4: 5.0, 30: 9.0}
 
     def asking(rows, noise, labels, *, check_weights, **options):
         seen.append(check_weights)
-        return Recommendation([], None, "undecided", "Check.", asked, np.array([2.0, 5.0, 9.0]))
+        return Recommendation([], None, "undecided", "Check.", checks)
 
     monkeypatch.setattr(examine, "recommend", asking)
     (project.folder / "project.json").unlink()

@@ -146,11 +146,11 @@ def _recommend(
         seed=job.request.seed,
         progress=job.progress,
     )
-    inside = recommendation.checks >= start  # with a validation file, only its labels are checked
-    places = left[recommendation.checks[inside] - start].tolist()
-    new = dict(zip(places, recommendation.check_weights[inside].tolist(), strict=True))
+    new = {  # with a validation file, only its labels are checked
+        int(left[id - start]): weight for id, weight in recommendation.checks.items() if id >= start
+    }
     write_sealed(job.folder / _CHECKS, DrawnChecks(drawn | new))
-    return _name_plans(job, recommendation, checked), places
+    return _name_plans(job, recommendation, checked), list(new)
 
 
 def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Recommendation:

@@ -43,7 +43,9 @@ from .label_noise import (
     principal_components,
 )
 
-KEEP, REMOVE, RELABEL = "keep", "remove", "relabel"
+KEEP = "keep"
+REMOVE = "remove"
+RELABEL = "relabel"
 ACTIONS = (KEEP, REMOVE, RELABEL)  # what happens to an instance: the column `action`
 NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
 ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
@@ -395,10 +397,9 @@ class Recommendation:
     recommended: str | None  # the name of one of them; None: do nothing
     state: str  # recommended, nothing learned, nothing wrong, no gain, or undecided
     reason: str  # a sentence
-    # rows whose labels a person should check, the most important first; and 1 / the probability that
-    # each was drawn
-    checks: np.ndarray = field(default_factory=lambda: _NONE)
-    check_weights: np.ndarray = field(default_factory=lambda: _NONE)
+    # rows whose labels a person should check, the most important first: 1 / the probability that each
+    # was drawn
+    checks: dict[int, float] = field(default_factory=dict)
 
     @property
     def plan(self) -> PlanResult | None:
@@ -408,14 +409,13 @@ class Recommendation:
     @property
     def numbers(self) -> dict[str, float]:
         """What is recommended, as `dross.on_progress` passes it on."""
-        if self.plan is None:
-            return {"clean/removed": 0.0, "clean/relabelled": 0.0}
-        counts = {
-            "clean/removed": float(len(self.plan.removed)),
-            "clean/relabelled": float(len(self.plan.relabelled)),
+        edits = self.plan or NO_EDITS
+        numbers = {
+            "clean/removed": float(len(edits.removed)),
+            "clean/relabelled": float(len(edits.relabelled)),
         }
-        changes = {f"clean/{name}": figure.change for name, figure in self.plan.figures.items()}
-        return counts | changes
+        figures = {} if self.plan is None else self.plan.figures
+        return numbers | {f"clean/{name}": figure.change for name, figure in figures.items()}
 
 
 def recommend(
@@ -490,12 +490,12 @@ def recommend(
     likely = int(((noise.p_wrong > LIKELY) & ~rows.anchors).sum())
     promising = any(plan.figures[f"{NOISE_AWARE}{score}"].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
-        checks, drawn = draw_checks(rows, noise, list(edits.values()), seed)
+        checks = draw_checks(rows, noise, list(edits.values()), seed)
         reason = (
             f"{likely:,} labels look wrong, but the classes may also just overlap there: "
             f"check {len(checks)} labels to decide."
         )
-        return Recommendation(plans, None, "undecided", reason, checks, drawn)
+        return Recommendation(plans, None, "undecided", reason, checks)
     return Recommendation(plans, None, "no gain", "No plan makes models better beyond chance.")
 
 
@@ -569,9 +569,9 @@ def _allow_by_trusted(
 
 
 def draw_checks(
-    rows: Rows, noise: LabelPosterior, edits: list[Edits], seed: int, count: int = _CHECKS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for a person to check, and 1 / the probability with which each was drawn.
+    rows: Rows, noise: LabelPosterior, edits: list[Edits], seed: int
+) -> dict[int, float]:
+    """Rows for a person to check: {id: 1 / the probability with which it was drawn}.
 
     Most are drawn from the rows that plans would touch, since those decide; the others from all
     rows, so that nothing is impossible. Systematic sampling draws each row with exactly its
@@ -581,7 +581,7 @@ def draw_checks(
     if rows.validation.any():
         free &= rows.validation  # plans are compared on them, and they stay as they are
     free = np.flatnonzero(free)
-    count = min(count, len(free))
+    count = min(_CHECKS, len(free))
     touched = np.zeros(len(rows))
     for one in edits:
         touched[one.ids] = 1
@@ -595,7 +595,7 @@ def draw_checks(
     steps = np.floor(np.cumsum(probability[order]) + rng.random())
     drawn = order[np.diff(steps, prepend=0.0) >= 1]
     drawn = drawn[np.argsort(-noise.p_wrong[free[drawn]], kind="stable")]
-    return free[drawn], 1 / probability[drawn]
+    return dict(zip(free[drawn].tolist(), (1 / probability[drawn]).tolist(), strict=True))
 
 
 def _scale_to(chance: np.ndarray, count: int) -> np.ndarray:

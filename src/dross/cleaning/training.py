@@ -395,7 +395,7 @@ def search_rate(
             replace(recipe, epochs=count), x, y, specs, what=what, progress=progress
         )
         losses = recipe.losses(trained.outputs(validation[0]), validation[1]).mean(1)
-        for spec, loss in zip(specs, losses.tolist()):
+        for spec, loss in zip(specs, losses.tolist(), strict=True):
             curves[spec.rate].append(loss)
     rate, best_epochs = _choose_rate(curves, tried)
     steps = sum(tried) * recipe.steps_per_epoch(len(x))
@@ -413,7 +413,7 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
         (rate, epochs): loss
         for rate, curve in curves.items()
         if np.isfinite(curve).all()
-        for epochs, loss in zip(tried, curve)
+        for epochs, loss in zip(tried, curve, strict=True)
     }
     if not losses:
         raise Diverged(

@@ -374,7 +374,8 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
 def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
     """The content of tokens.parquet: texts of all tokens, effects of the learned ones."""
     rows = []
-    for place, effects in zip(examples.parts["train"].tolist(), scored.token_effects()):
+    train = examples.parts["train"].tolist()
+    for place, effects in zip(train, scored.token_effects(), strict=True):
         texts = examples.encoded.texts[place]
         each = np.full(len(texts), np.nan)
         each[examples.encoded.learned(place)] = effects

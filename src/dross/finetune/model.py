@@ -245,7 +245,8 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
     Raises:
         NotSupported: a part of the model has no second derivative.
     """
-    model, parameters = loaded.model, list(loaded.trained.values())
+    model = loaded.model
+    parameters = list(loaded.trained.values())
     ids = torch.arange(4, device=parameters[0].device)[None] % len(loaded.tokenizer)
     try:
         with MathAttention(), warnings.catch_warnings():

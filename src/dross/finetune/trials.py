@@ -31,7 +31,8 @@ from .model import load
 from .score import ChatScores
 from .tuner import ERROR, LOSS, Tuner
 
-HARMFUL, UNLIKELY = "harmful", "unlikely"  # kinds of plans
+HARMFUL = "harmful"  # kinds of plans
+UNLIKELY = "unlikely"
 _WHAT = {
     HARMFUL: "remove the {count:,} most harmful",
     UNLIKELY: "remove the {count:,} with the highest loss before fine-tuning",
