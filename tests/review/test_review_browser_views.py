@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dross._io import seal
 from dross._text import printable
 from dross.cleaning.project import Project
 from tests.cleaning.made_inputs import change_json
@@ -164,7 +165,7 @@ def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
 
 
 def test_a_judgement_is_started_cancelled_and_shown_on_the_page(browser, project):
-    verdict = f"VERDICT = {json.dumps(make_verdict(seeds=4))!r}\n"
+    verdict = f"VERDICT = {json.dumps(seal(make_verdict(seeds=4)))!r}\n"
     command = judge_command(project.folder, verdict + JUDGE)
     with (
         serve_in_thread(project, judge_command=command) as server,
