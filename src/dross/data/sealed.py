@@ -17,14 +17,14 @@ from ..errors import CorruptFile, DrossError
 from .fingerprint import digest_tensors
 
 
-def write_sealed(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def write_sealed(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write a file, whole or not at all.
 
     Raises:
         DrossError: it cannot be written.
     """
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    text = json.dumps(about)
+    text = json.dumps(notes)
     write_bytes(path, save(tensors, {"dross": text, "digest": _digest(tensors, text)}))
 
 

@@ -228,11 +228,13 @@ class _WholeParameters:
 
     def find(self, t: Tensor) -> tuple[GatheredParameters, Unit, int] | None:
         """Whose memory this tensor looks at."""
-        found = self._known.get(t.untyped_storage()._cdata)
+        known = self._known.get(t.untyped_storage()._cdata)
         # an address cannot be used again while the weak reference is kept
-        if found is None or found[0].expired() or (owner := found[1]()) is None:
+        if known is None or known[0].expired():
             return None
-        return owner, found[2], found[3]
+        _, owner, unit, place = known
+        parameters = owner()
+        return None if parameters is None else (parameters, unit, place)
 
 
 _WHOLE = _WholeParameters()
@@ -242,9 +244,11 @@ def saving_notes() -> saved_tensors_hooks:
     """Inside, passes save a `Saved` note where they would save a whole parameter."""
 
     def pack(t: Tensor) -> Tensor | Saved:
-        if (found := _WHOLE.find(t)) is None:
+        source = _WHOLE.find(t)
+        if source is None:
             return t.detach()  # an operation's own output would keep the operation alive
-        return Saved(*found, t.size(), t.stride(), int(t.storage_offset()))
+        parameters, unit, place = source
+        return Saved(parameters, unit, place, t.size(), t.stride(), int(t.storage_offset()))
 
     def unpack(kept: Tensor | Saved) -> Tensor:
         if not isinstance(kept, Saved):

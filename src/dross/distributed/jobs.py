@@ -81,8 +81,8 @@ class ResultStore:
 
     def put(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the result of a piece; raises DrossError."""
-        about = {"settings": self.settings, "numbers": self.numbers}
-        write_sealed(self._path(number), result, about)
+        notes = {"settings": self.settings, "numbers": self.numbers}
+        write_sealed(self._path(number), result, notes)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"piece-{number:06d}.safetensors"
@@ -90,13 +90,13 @@ class ResultStore:
     def _read(self, path: Path) -> dict[str, Tensor] | None:
         """None: missing or damaged, to be computed and replaced."""
         try:
-            result, about = read_sealed(path)
+            result, notes = read_sealed(path)
         except (FileNotFoundError, CorruptFile):
             return None
         settings = json.loads(json.dumps(self.settings))  # as a file gives them back
-        numbers = about["numbers"]
+        numbers = notes["numbers"]
         if (
-            about["settings"] != settings
+            notes["settings"] != settings
             or len(numbers) != len(self.numbers)
             or not np.allclose(numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True)
         ):

@@ -82,19 +82,19 @@ class Reducer:
         return value
 
     def merge_terms(
-        self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+        self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
         """The terms of this rank's pieces at their places in the step: [Q, |S_t|].
 
         Arguments:
-            found: this rank's pieces and the terms [Q, b] of each.
+            terms_of: this rank's pieces and the terms [Q, b] of each.
             batches: the micro-batches of the step.
             like: [Q, ...], for the number of queries and the type.
 
         Returns:
             [Q, |S_t|], with 0 at the instances of other ranks.
         """
-        columns = [terms for _, terms in found]
+        columns = [terms for _, terms in terms_of]
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
     def from_first(self, value: Value) -> Value:
@@ -192,11 +192,11 @@ class RankReducer(Reducer):
         return tuple(one.view(part.shape) for one, part in zip(sums, parts))
 
     def merge_terms(
-        self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+        self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
         """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
         columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
-        for (k, rows, _), terms in found:
+        for (k, rows, _), terms in terms_of:
             columns[k][:, rows] = terms
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
@@ -330,11 +330,12 @@ def instances_are_independent(recording: "Recording", stop: int) -> bool:
         for batch in batches
         if len(batch.c) > 1
     )
-    if (found := next(candidates, None)) is None:
+    first = next(candidates, None)
+    if first is None:
         return True  # nothing to cut
-    theta, batch = found
-    half, count = len(batch.c) // 2, len(batch.c)
-    parts = [batch.rows(slice(0, half)), batch.rows(slice(half, count))]
+    theta, batch = first
+    half = len(batch.c) // 2
+    parts = [batch.rows(slice(0, half)), batch.rows(slice(half, len(batch.c)))]
     with executor.training():
         losses = lambda batch: executor.losses(theta, {}, batch)[0]
         return losses_are_separate(losses, batch, parts)

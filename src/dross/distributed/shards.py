@@ -181,11 +181,11 @@ class ShardReducer(RankReducer):
         return pieces
 
     def merge_terms(
-        self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+        self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
         """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
         columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
-        for (k, rows, _), terms in found:
+        for (k, rows, _), terms in terms_of:
             columns[k][:, rows] = terms[:, : rows.stop - rows.start]
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
@@ -220,20 +220,20 @@ class ShardReducer(RankReducer):
     def all_gather(self, own: Tensor) -> Tensor:
         """Every rank's tensor of this shape: [...] -> [R, ...]."""
         own = own.contiguous()
-        found = own.new_empty(self.size, *own.shape)
+        gathered = own.new_empty(self.size, *own.shape)
         with self._name_lost_ranks():
             gather = _named("all_gather_single", "all_gather_into_tensor")
-            gather(found.view(-1), own.view(-1), group=self.group)
-        return found
+            gather(gathered.view(-1), own.view(-1), group=self.group)
+        return gathered
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """The sum over the ranks of what each has for this one: [R, ...] -> [...]."""
         parts = parts.contiguous()
-        found = parts.new_empty(parts.shape[1:])
+        total = parts.new_empty(parts.shape[1:])
         with self._name_lost_ranks():
             scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
-            scatter(found.view(-1), parts.view(-1), group=self.group)
-        return found
+            scatter(total.view(-1), parts.view(-1), group=self.group)
+        return total
 
 
 def _named(name: str, until_2_12: str) -> Callable[..., Any]:

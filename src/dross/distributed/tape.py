@@ -6,6 +6,7 @@ Each waits until its file is on the disk and then tells the first rank its diges
 a segment, or the end of the tape, once it has all of them.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,6 +33,7 @@ from ..tape.format import (
     encode_segment,
 )
 from ..tape.reader import Notes, Tape, explain_damage, explain_missing, read_metadata
+from ..tape.retention import Keep
 from ..tape.storage import Folder
 from ..tape.writer import TapeWriter
 from .ranks import RankReducer
@@ -135,14 +137,18 @@ class ShardTape(Tape):
 class ShardWriter(TapeWriter):
     """Appends steps to a tape of shards. All ranks make the same calls."""
 
-    def __init__(self, *given: Any, ranks: RankReducer, **options: Any):
-        """As for TapeWriter.
-
-        Arguments:
-            ranks: who writes.
-            given, options: of TapeWriter. The size of a state is that of all shards.
-        """
-        super().__init__(*given, **options)
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        manifest: Manifest,
+        keep: Keep,
+        state_bytes: int,
+        planned: int | None,
+        *,
+        ranks: RankReducer,
+    ):
+        """As for TapeWriter. `state_bytes` is the size of all shards of a state, `ranks` who writes."""
+        super().__init__(folder, manifest, keep, state_bytes, planned)
         self.ranks = ranks
         run = ranks.from_first(self.manifest.id)
         self.manifest = msgspec.structs.replace(self.manifest, id=run, shards=ranks.size)

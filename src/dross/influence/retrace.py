@@ -156,7 +156,7 @@ def reverse_step(
         g = torch.zeros_like(state.theta)  # the update's derivative does not depend on it
     a_g, before = vjp_step(optimizer, state, step, g, after)
 
-    found = []
+    terms_of = []  # (piece, its terms)
     buffers = _buffers_before_each(executor, state, batches, bool(after.buffers))
 
     def vjp_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -164,12 +164,12 @@ def reverse_step(
         terms, product, a_buffers = executor.vjp(
             state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian
         )
-        found.append((piece, terms))
+        terms_of.append((piece, terms))
         return product, a_buffers
 
     pieces = reversed(reducer.own_part(batches))
     product, a_buffers = sum_over_batches(pieces, after.buffers, vjp_batch, before.theta)
-    terms = reducer.merge_terms(found[::-1], batches, before.theta)
+    terms = reducer.merge_terms(terms_of[::-1], batches, before.theta)
     if hessian:
         product, terms = reducer.sum_over_theta(product, terms)
         before = replace(before, theta=before.theta + product)
@@ -215,8 +215,15 @@ def reverse_steps(
     k = part.start
     step = block.steps[k]
     if part.stop - k == 1:
-        state, g = block.states[k], block.gradients[k]
-        before, terms = reverse_step(recording, step, block.batches[k], state, g, after, hessian)
+        before, terms = reverse_step(
+            recording,
+            step,
+            block.batches[k],
+            block.states[k],
+            block.gradients[k],
+            after,
+            hessian,
+        )
         return before, [terms]
     stacked = State.stack(block.states[part])
     clock = block.states[k].clock

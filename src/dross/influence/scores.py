@@ -221,9 +221,9 @@ class Scores:
         arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
         if self.query_value is not None:
             arrays["query_value"] = self.query_value
-        about = {name: getattr(self, name) for name in _IN_FILES} | {"query": self.query.name}
+        notes = {name: getattr(self, name) for name in _IN_FILES} | {"query": self.query.name}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        write_sealed(path, tensors, about)
+        write_sealed(path, tensors, notes)
         return path
 
     @staticmethod
@@ -242,12 +242,12 @@ class Scores:
             CorruptFile: where the file does not hold the scores that were saved.
         """
         try:
-            tensors, about = read_sealed(Path(path))
+            tensors, notes = read_sealed(Path(path))
         except FileNotFoundError:
             raise InvalidInput(f"There are no scores at {path}.") from None
-        name = about.pop("query")
+        name = notes.pop("query")
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        return Scores(**arrays, **about, query=query_of_file(name) if query is None else query)
+        return Scores(**arrays, **notes, query=query_of_file(name) if query is None else query)
 
     def _order(self, query: int | None) -> np.ndarray:
         """The ids by their scores, lowest first."""

@@ -79,12 +79,12 @@ class CheckpointFile:
         """Replace what was kept before."""
         began = time.monotonic()
         tensors = {"totals": checkpoint.totals, **checkpoint.adjoint.tensors()}
-        about = {
+        notes = {
             "position": checkpoint.position,
             "names": list(tensors),
             "choices": checkpoint.choices,
         }
-        write_sealed(self.path, tensors, about)
+        write_sealed(self.path, tensors, notes)
         now = time.monotonic()
         self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
 
@@ -92,16 +92,16 @@ class CheckpointFile:
         """What an earlier retrace of the same question left, if one was interrupted."""
         delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
         try:
-            tensors, about = read_sealed(self.path)
+            tensors, notes = read_sealed(self.path)
         except FileNotFoundError:
             return None
         except CorruptFile as error:
             raise CorruptFile(f"{error} Remove it to retrace from the beginning.") from None
         # in the order they were written in, because sums round by their order
-        ordered = {name: tensors[name] for name in about["names"]}
+        ordered = {name: tensors[name] for name in notes["names"]}
         totals = ordered.pop("totals")
         adjoint = Derivative.from_tensors(ordered)
-        return RetraceCheckpoint(about["position"], adjoint, totals, about["choices"])
+        return RetraceCheckpoint(notes["position"], adjoint, totals, notes["choices"])
 
     def remove(self) -> None:
         """Remove the file once the scores are finished, and temporary ones that a kill left."""

@@ -168,8 +168,8 @@ def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXT
     m is lower where there are fewer than 4 m numbers.
     """
     m = max(1, min(m, len(actual) // 4))
-    found, true = ({*np.argsort(v)[:m], *np.argsort(v)[-m:]} for v in (estimated, actual))
-    return len(found & true) / len(found | true)
+    likely, true = ({*np.argsort(v)[:m], *np.argsort(v)[-m:]} for v in (estimated, actual))
+    return len(likely & true) / len(likely | true)
 
 
 def _sentence(count: int, tau: float, slope: float) -> str:
@@ -203,15 +203,15 @@ def check_scores(scores: Any, count: int, value: Callable[[Query], np.ndarray]) 
         raise InvalidInput(f"verify takes the Scores of this run, not {type(scores).__name__}.")
     if len(scores) != count:
         raise InvalidInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
-    found = value(scores.query)
-    if found.shape != scores.values.shape[:-1]:
+    now = value(scores.query)
+    if now.shape != scores.values.shape[:-1]:
         say = lambda shape: say_count(shape[0], "value") if shape else "one value"
         raise InvalidInput(
-            f"The query has {say(found.shape)} and the scores have "
+            f"The query has {say(now.shape)} and the scores have "
             f"{say(scores.values.shape[:-1])}: they are for different data."
         )
     known = scores.query_value
-    if known is not None and not np.allclose(found, known, rtol=_SAME_VALUE, atol=0):
+    if known is not None and not np.allclose(now, known, rtol=_SAME_VALUE, atol=0):
         raise InvalidInput(
             f"{scores.query.name} has another value at this model than where the scores were "
             "computed: they are the scores of another run, or of a query of other data."
