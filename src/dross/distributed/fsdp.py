@@ -211,7 +211,8 @@ def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Lay
 
 def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], bool, PassNotes]:
     """Which parameters get a gradient, whether random numbers were drawn, and notes of the pass."""
-    layout, model = objective.gathering, objective.model
+    layout = objective.gathering
+    model = objective.model
     assert layout.units is not None
     theta = layout.read(model)[0]
     leaves = {

@@ -271,7 +271,9 @@ class _ReadThrough(dict):
 
     def __init__(self, own: Mapping, unit: Unit, names: Mapping[str, str], read: Reader):
         super().__init__(own)
-        self.unit, self.names, self.read = unit, names, read
+        self.unit = unit
+        self.names = names
+        self.read = read
 
     def __getitem__(self, key: str):
         name = self.names.get(key)
@@ -458,7 +460,8 @@ class ShardedObjective(Objective):
     def evaluating(self) -> Iterator[None]:
         """Inside, every rank computes the same: a query is evaluated whole by all of them."""
         alike = self.gathering.alike
-        before, alike[0] = alike[0], True
+        before = alike[0]
+        alike[0] = True
         try:
             with super().evaluating(), saving_notes():
                 yield
@@ -598,7 +601,8 @@ def prepare_shards(recording: Recording, first: int, stop: int, *, show: bool) -
     All ranks run the same batch for that. From then on a pass that would gather in another order is
     refused, before its messages meet those of other ranks.
     """
-    tape, objective = recording.tape, recording.objective
+    tape = recording.tape
+    objective = recording.objective
     assert isinstance(tape, ShardTape) and isinstance(objective, ShardedObjective)
     tape.check_steps(first, stop, show=show)
     if stop == tape.first or objective.order:
@@ -611,7 +615,8 @@ def prepare_shards(recording: Recording, first: int, stop: int, *, show: bool) -
 
 
 def _check_shardable(recording: Recording) -> None:
-    objective, optimizer = recording.objective, recording.optimizer
+    objective = recording.objective
+    optimizer = recording.optimizer
     reason = None
     if moving := objective.layout.moving_buffers:
         reason = f"its forward pass moves '{moving[0]}', and the ranks' batches differ"

@@ -60,8 +60,10 @@ class ConjugateGradients:
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
         """v [Q, p] by conjugate gradients; raises Diverged at negative curvature."""
-        v, r = torch.zeros_like(u), u.clone()
-        direction, size = r.clone(), (r * r).sum(1, keepdim=True)
+        v = torch.zeros_like(u)
+        r = u.clone()
+        direction = r.clone()
+        size = (r * r).sum(1, keepdim=True)
         for _ in range(self.steps):
             if bool((size.sqrt() <= self.tolerance * u.norm(dim=1, keepdim=True)).all()):
                 break
@@ -74,9 +76,11 @@ class ConjugateGradients:
                     "solver."
                 )
             rate = torch.where(curvature > 0, size / curvature, 0.0)
-            v, r = v + rate * direction, r - rate * image
+            v = v + rate * direction
+            r = r - rate * image
             new = (r * r).sum(1, keepdim=True)
-            direction, size = r + torch.where(size > 0, new / size, 0.0) * direction, new
+            direction = r + torch.where(size > 0, new / size, 0.0) * direction
+            size = new
             advance(1)
         return v
 
@@ -122,7 +126,8 @@ class MomentumSGD:
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
         """v [Q, p] after all steps."""
-        v, velocity = u.clone(), torch.zeros_like(u)
+        v = u.clone()
+        velocity = torch.zeros_like(u)
         for _ in range(self.steps):
             g = product(v, self.batch_size) - u
             velocity = SGD.next_momentum_buffer(velocity, g, self.momentum)
@@ -151,10 +156,13 @@ class InfluenceFunction:
         """Solve for H^-1 u and score every training instance."""
         if self.damping < 0:
             raise InvalidInput(f"damping must not be negative, but it is {self.damping}.")
-        recording, query = run.recording, as_query(query)
+        recording = run.recording
+        query = as_query(query)
         state = recording.state_at(run.steps)
         seed, value = query.derivative(recording.objective, state)
-        u, rng, count = seed.theta, np.random.default_rng(self.seed), len(run)
+        u = seed.theta
+        rng = np.random.default_rng(self.seed)
+        count = len(run)
         gradients = InstanceGradients(recording, state, penalty=self.penalty)
 
         def product(v: Tensor, batch_size: int | None) -> Tensor:
@@ -205,7 +213,8 @@ class InstanceGradients:
         used = recording.objective.penalty if penalty else None
         objective = replace(recording.objective, penalty=used, stochastic=False)
         self.executor = Executor(objective)
-        self.instances, self.state = recording.instances, state
+        self.instances = recording.instances
+        self.state = state
 
     def products(self, v: Tensor) -> np.ndarray:
         """<v_q, grad l(z_j)> for all training instances: v [Q, p] -> float64 [Q, N]."""
@@ -227,7 +236,8 @@ class InstanceGradients:
 
     def losses(self) -> np.ndarray:
         """Every training instance's loss: float64 [N]."""
-        theta, buffers = self.state.theta, self.state.buffers
+        theta = self.state.theta
+        buffers = self.state.buffers
         with self.executor.evaluating():
             parts = [
                 self.executor.losses(theta, buffers, batch)[0].double()

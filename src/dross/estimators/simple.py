@@ -71,7 +71,8 @@ def features(run: Run, instances: Instances) -> np.ndarray:
     Raises:
         NotSupported: the model has no linear layer.
     """
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    objective = run.recording.objective
+    state = run.recording.state_at(run.steps)
     linear = [module for module in objective.model.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise NotSupported(

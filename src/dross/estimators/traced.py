@@ -57,7 +57,8 @@ class TracIn:
 
     def score(self, run: Run, query: Query) -> Scores:
         """Sum the products of gradients over the ends of all recorded epochs."""
-        recording, query = run.recording, as_query(query)
+        recording = run.recording
+        query = as_query(query)
         if "lr" not in recording.optimizer.columns:
             raise NotSupported("TracIn needs an optimizer with a learning rate.")
         steps = choose_steps(recording.tape)

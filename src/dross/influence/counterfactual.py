@@ -287,7 +287,8 @@ class CounterfactualRuns:
         With nothing removed it must arrive where the training did.
         """
         recording = self.recording
-        executor, optimizer = recording.executor, recording.optimizer
+        executor = recording.executor
+        optimizer = recording.optimizer
         state = self.start
         total = self.model.add(None, state, self.steps.first)
         with executor.training():
@@ -320,7 +321,8 @@ class CounterfactualRuns:
     def _side_by_side(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
         """The models without each group, all in one pass per step."""
         recording = self.recording
-        executor, optimizer = recording.executor, recording.optimizer
+        executor = recording.executor
+        optimizer = recording.optimizer
         cut = self.removal == "data"
         present = torch.from_numpy(self._present(groups)).to(recording.device)
         state = self.start.map(lambda t: t.expand(len(groups), *t.shape).contiguous())
@@ -399,7 +401,8 @@ class CounterfactualRuns:
         Inside vmap some layers draw other random numbers. False: the gradient is 0, so nothing was
         compared.
         """
-        executor, optimizer = self.recording.executor, self.recording.optimizer
+        executor = self.recording.executor
+        optimizer = self.recording.optimizer
         left = self._what_is_left(step, batches, _NOTHING)
         replica = state.map(lambda t: t[0])
         _, alone, _ = take_step(executor, optimizer, replica, step, left)
@@ -414,7 +417,8 @@ class CounterfactualRuns:
 
         Each needs its state a few times over and the activations of one forward pass.
         """
-        recording, state = self.recording, self.start
+        recording = self.recording
+        state = self.start
         batches = (
             batch
             for _, _, batches in recording.recorded_steps(self.steps.first, recording.tape.steps)

@@ -41,7 +41,8 @@ class ParameterInfluence(Mapping):
         return len(self.parameters)
 
     def __repr__(self) -> str:
-        count, size = len(self.instances), self.flat.shape[1]
+        count = len(self.instances)
+        size = self.flat.shape[1]
         return f"<ParameterInfluence of {count} instances on {size:,} parameters>"
 
 
@@ -49,7 +50,8 @@ def parameter_influence(
     recording: Recording, instances: np.ndarray, *, progress: bool = False
 ) -> ParameterInfluence:
     """How the parameters would differ without each of these instances, to first order."""
-    tape, objective = recording.tape, recording.objective
+    tape = recording.tape
+    objective = recording.objective
     tangent = Derivative.zeros(recording.state_at(tape.first), len(instances), objective.held)
     chosen = torch.as_tensor(instances)
     recording.check_unchanged()
@@ -79,7 +81,9 @@ def forward_step(
         chosen: the ids of the J instances that are followed.
         tangent: before the step, with a leading axis [J].
     """
-    executor, state, buffers = recording.executor, taken.state, taken.state.buffers
+    executor = recording.executor
+    state = taken.state
+    buffers = taken.state.buffers
 
     def jvp_batch(item, buffers_dot: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         nonlocal buffers

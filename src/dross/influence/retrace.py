@@ -149,7 +149,9 @@ def reverse_step(
         after: the adjoint after the step.
         hessian: False leaves the Hessian-vector product out.
     """
-    executor, optimizer, reducer = recording.executor, recording.optimizer, recording.reducer
+    executor = recording.executor
+    optimizer = recording.optimizer
+    reducer = recording.reducer
     if g is None and needs_gradient(optimizer, step):
         _, g, _ = take_step(executor, optimizer, state, step, batches, reducer=reducer)
     if g is None:

@@ -92,7 +92,8 @@ class Verification:
         """
         import pandas
 
-        estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
+        estimated = np.atleast_2d(self.estimated)
+        actual = np.atleast_2d(self.actual)
         queries, ids = np.indices(estimated.shape)
         columns = {"query": queries.ravel()} if self.estimated.ndim == 2 else {}
         columns["id"] = self.instances[ids.ravel()]
@@ -117,7 +118,8 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
     if n >= count:
         return np.arange(count)
     order = np.argsort(np.atleast_2d(scores.values).mean(0), kind="stable")
-    low, high = order[: n // 4], order[count - n // 4 :]
+    low = order[: n // 4]
+    high = order[count - n // 4 :]
     rest = np.setdiff1d(order, np.concatenate([low, high]))
     sample = np.random.default_rng(seed).choice(rest, n - len(low) - len(high), replace=False)
     return np.sort(np.concatenate([low, high, sample]))
@@ -155,8 +157,10 @@ def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float
         warnings.simplefilter("ignore")
         kendall: Any = stats.kendalltau(e, a)
         spearman: Any = stats.spearmanr(e, a)
-        tau, rho = float(kendall.statistic), float(spearman.statistic)
-    e_off, a_off = e - e.mean(), a - a.mean()
+        tau = float(kendall.statistic)
+        rho = float(spearman.statistic)
+    e_off = e - e.mean()
+    a_off = a - a.mean()
     spread = float((e_off**2).sum())
     slope = float((e_off * a_off).sum()) / spread if spread > 0 else float("nan")
     return tau, rho, slope, jaccard_of_extremes(e, a)

@@ -177,7 +177,8 @@ class SegmentReplay:
             after = take_steps(recording.executor, recording.optimizer, state, steps, batches)
             states = [state, *after]
             return states[:-1], [None] * len(steps), states[-1]
-        states, gradients = [state], []
+        states = [state]
+        gradients = []
         for step, own in zip(steps, batches):
             after, g = self._take(step, states[-1], own)
             states.append(after)
@@ -188,7 +189,8 @@ class SegmentReplay:
         self, step: Step, state: State, batches: Sequence[AnyBatch]
     ) -> tuple[State, Tensor | None]:
         """The state after a step, and its gradient where a reverse step needs it."""
-        executor, optimizer = self.recording.executor, self.recording.optimizer
+        executor = self.recording.executor
+        optimizer = self.recording.optimizer
         reducer = self.recording.reducer
         after, g, _ = take_step(executor, optimizer, state, step, batches, reducer=reducer)
         return after, g if needs_gradient(optimizer, step) else None
@@ -248,7 +250,8 @@ def check_later(
     Raises:
         InputChanged: where the two differ by more than rounding.
     """
-    copy, device = HostCopy(reached.tensors()), reached.theta.device
+    copy = HostCopy(reached.tensors())
+    device = reached.theta.device
 
     def check() -> None:
         with side_stream(device):
