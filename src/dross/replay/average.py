@@ -5,7 +5,7 @@ known at the end of the run: a part W_t of it enters at each state that was aver
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -47,6 +47,7 @@ class Average:
 
     state: State  # the averaged model; its slots are those of the run's end, and not used
     record: AverageRecord
+    _seed: Derivative = field(init=False, repr=False)  # the query's derivative at the average
     enters_once = False
 
     @cached_property
