@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,7 +35,7 @@ def find_ddp(model: Any) -> DistributedDataParallel | None:
 def ranks_of(model: Any) -> Reducer:
     """The ranks that train this model together, each on its own batches."""
     wrapper = find_ddp(model)
-    if wrapper is None or wrapper.process_group.size() == 1:
+    if wrapper is None or dist.get_world_size(wrapper.process_group) == 1:
         return ALONE
     return RankReducer(wrapper.process_group, next(wrapper.parameters()).device)
 

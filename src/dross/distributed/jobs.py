@@ -117,7 +117,7 @@ def uses_workers(n_jobs: int | None) -> bool:
         return False  # no parallel_config can be active
     from joblib import effective_n_jobs
 
-    return effective_n_jobs(n_jobs) != 1
+    return effective_n_jobs(n_jobs) != 1  # type: ignore[arg-type]
 
 
 def local_workers() -> int:
@@ -201,7 +201,7 @@ def _run_on_workers(
     parallel: Any = Parallel(n_jobs=n_jobs, batch_size=1, return_as=return_as)  # type: ignore[arg-type]
     # A part of the function and not an argument: joblib would scatter a large argument to one
     # worker of Dask, and it would be lost with that worker.
-    run = partial(_run_piece, raw, effective_n_jobs(n_jobs))
+    run = partial(_run_piece, raw, effective_n_jobs(n_jobs))  # type: ignore[arg-type]
     for number, result in parallel(delayed(run)(number, piece) for number, piece in pieces.items()):
         if store is not None and store.get(number) is None:  # the worker does not see our folder
             store.put(number, result)

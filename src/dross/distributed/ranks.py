@@ -43,7 +43,8 @@ Piece = tuple[int, slice, AnyBatch]  # the micro-batch's number, the rows, and t
 class Question(Protocol):
     """What ranks need to know of a query (influence/query.py)."""
 
-    def parts(self, objective: Objective) -> Iterator[tuple[int, Any]]:
+    @property
+    def parts(self) -> Callable[[Objective], Iterator[tuple[int, Any]]]:
         """(number of instances, what is computed of them) for each part."""
         ...
 

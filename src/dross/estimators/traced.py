@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ..errors import NotSupported
 from ..influence.query import Query, as_query
@@ -63,6 +64,7 @@ class TracIn:
             raise NotSupported("TracIn needs an optimizer with a learning rate.")
         steps = choose_steps(recording.tape)
         rows = []
+        value = torch.zeros(())
         for epoch in range(steps.oldest, steps.newest + 1):
             last = start_of_epoch(recording.tape, epoch + 1) - 1
             state = recording.state_at(last + 1)
