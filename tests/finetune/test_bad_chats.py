@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 import dross
 from dross import finetune
-from dross.cleaning.chats import ChatColumns, read_chats
+from dross.cleaning.chats import read_chats
 from dross.cli.app import main
 from dross.errors import InvalidInput, NotSupported
 from dross.finetune.clean import Cost, check_affordable
@@ -63,21 +63,22 @@ def test_rows_that_are_no_chats(tmp_path, name):
     path = tmp_path / "chats.jsonl"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=said):
-        read_chats(path, ChatColumns())
+        read_chats(path)
 
 
 def test_columns_are_guessed_named_and_missing(tmp_path):
     rows = [{"instruction": "add", "input": "1 and 2", "output": "3", "from": "x"}]
     path = write_rows(tmp_path / "chats.jsonl", [*rows, {"instruction": "a", "output": " "}])
-    found = read_chats(path, ChatColumns(source="from"))
-    assert [chat.messages[0]["content"] for chat in found.chats] == ["add\n\n1 and 2"]
-    assert found.chats[0].origin == "x" and "1 of 2 rows have no response" in found.notes[1]
-    assert read_chats(path, ChatColumns(prompt="output")).chats[0].messages[0]["content"] == "3"
+    chats, notes = read_chats(path, source="from")
+    assert [chat.messages[0]["content"] for chat in chats] == ["add\n\n1 and 2"]
+    assert chats[0].origin == "x"
+    assert "1 of 2 rows have no response, the first in line 2" in notes[1]
+    assert read_chats(path, prompt="output")[0][0].messages[0]["content"] == "3"
     with pytest.raises(InvalidInput, match=r"no column named 'promt'.*instruction"):
-        read_chats(path, ChatColumns(prompt="promt"))
+        read_chats(path, prompt="promt")
     (tmp_path / "chats.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
-        read_chats(tmp_path / "chats.parquet", ChatColumns())
+        read_chats(tmp_path / "chats.parquet")
 
 
 def test_messages_of_parquet_are_those_of_json(tmp_path):
@@ -85,7 +86,7 @@ def test_messages_of_parquet_are_those_of_json(tmp_path):
     rows = [{"messages": said, "source": "x"}]
     pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
     files = (write_rows(tmp_path / "a.jsonl", rows), tmp_path / "a.parquet")
-    one, other = (read_chats(path, ChatColumns()).chats[0] for path in files)
+    one, other = (read_chats(path)[0][0] for path in files)
     assert one.messages == other.messages and one.origin == other.origin == "x"
 
 
@@ -178,11 +179,11 @@ def test_long_texts_are_cut_and_counted(model, tmp_path):
     rows = make_rows(4)
     rows[1]["response"] = "one " * 40
     rows[2]["prompt"] = "two " * 40
-    chats = read_chats(write_rows(tmp_path / "chats.jsonl", rows), ChatColumns()).chats
-    found = encode_chats(chats, load(ChatOptions(str(model))), None)
-    assert found.places == [0, 1, 3]  # of the third nothing of the answer is left
-    assert max(len(example["input_ids"]) for example in found.examples) == 32  # the context
-    (said,) = found.notes
+    chats, _ = read_chats(write_rows(tmp_path / "chats.jsonl", rows))
+    examples, places, notes = encode_chats(chats, load(ChatOptions(str(model))), None)
+    assert places == [0, 1, 3]  # of the third nothing of the answer is left
+    assert max(len(example.tokens["input_ids"]) for example in examples) == 32  # the context
+    (said,) = notes
     assert "2 of 4 texts are longer than 32 tokens and are cut there" in said
     assert "In 1 of them, nothing of the answer is left" in said
 

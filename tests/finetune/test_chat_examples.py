@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from dross.cleaning.chats import ChatColumns, read_chats
+from dross.cleaning.chats import read_chats
 from dross.finetune.examples import encode_chats
 from dross.finetune.model import ChatOptions, load
 
@@ -21,7 +21,7 @@ def test_the_example_makes_a_model_and_chats_that_can_be_cleaned(tmp_path):
     loaded = load(ChatOptions(str(tmp_path / "model")))
     assert 80_000 < sum(p.numel() for p in loaded.model.parameters()) < 90_000
     path = module.write_rows(tmp_path / "chats.jsonl", rows)
-    encoded = encode_chats(read_chats(path, ChatColumns()).chats, loaded, None)
-    assert len(encoded.examples) == 100 and loaded.tokenizer.unk_token_id not in {
-        id for example in encoded.examples for id in example["input_ids"]
+    examples, _, _ = encode_chats(read_chats(path)[0], loaded, None)
+    assert len(examples) == 100 and loaded.tokenizer.unk_token_id not in {
+        id for example in examples for id in example.tokens["input_ids"]
     }

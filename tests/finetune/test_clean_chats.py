@@ -132,11 +132,10 @@ def test_near_duplicates_are_in_one_part(model, tmp_path):
     rows = [row for row in make_rows(60) for _ in range(2)]
     request = Request(str(write_rows(tmp_path / "twice.jsonl", rows)), "response")
     options = ChatOptions(str(model))
-    examples, (copies, counts) = open_examples(
-        request, options, load(options), torch.device("cpu"), progress=False
-    )
-    lines = {part: set(examples.rows(part)) for part in PARTS}
+    examples = open_examples(request, options, load(options), torch.device("cpu"), progress=False)
+    lines = {part: {chat.row for chat in examples.chats(part)} for part in PARTS}
     for found in lines.values():  # lines 1 and 2 are the same, 3 and 4, ...
         assert {(number - 1) ^ 1 for number in found} == {number - 1 for number in found}
-    assert set(copies.table["part"]) == {"train"}
-    assert len(copies.table) == counts.train == len(examples.parts["train"]) == 72
+    copies = examples.copies.table
+    assert set(copies["part"]) == {"train"}
+    assert len(copies) == examples.counts.train == len(examples.parts["train"]) == 72

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,17 @@ Message = dict[str, str]  # role and content
 
 @dataclass(frozen=True)
 class Chat:
-    """One example: a conversation whose assistant's words are learnt."""
+    """One example: a conversation in which the words of the assistant are learned."""
 
-    row: int  # the number of its line or row in the file
+    row: int  # its number in the file
+    row_word: str  # what the number counts: line or row
     messages: tuple[Message, ...]
     origin: str = ""  # where the user got it from: the cell of the column `source`
+
+    @property
+    def name(self) -> str:
+        """Where it is in the file, for people: "line 17"."""
+        return f"{self.row_word} {self.row}"
 
     @property
     def text(self) -> str:
@@ -49,17 +55,8 @@ class Chat:
     @property
     def response(self) -> str:
         """The last message of the assistant."""
-        said = [m["content"] for m in self.messages if m["role"] == "assistant"]
-        return said[-1] if said else ""
-
-
-@dataclass(frozen=True)
-class ChatColumns:
-    """Which column holds what; None: to be guessed."""
-
-    prompt: str | None = None
-    response: str | None = None
-    source: str | None = None
+        responses = [m["content"] for m in self.messages if m["role"] == "assistant"]
+        return responses[-1] if responses else ""
 
 
 @dataclass(frozen=True)
@@ -94,37 +91,40 @@ class ChatOptions:
             raise InvalidInput(f"lr must be above 0, not {self.lr}.")
 
     @property
-    def columns(self) -> ChatColumns:
-        """Which columns hold what."""
-        return ChatColumns(self.prompt, self.response, self.source)
-
-    @property
     def learning_rate(self) -> float:
         """As given, or what is usual for adapters and for whole models."""
         return self.lr or (_FULL_RATE if self.lora is None else _LORA_RATE)
 
 
 @dataclass(frozen=True)
-class ChatFile:
-    """The usable rows of a file."""
+class _Columns:
+    """Which column holds what; no prompt and response: `messages`."""
 
-    chats: list[Chat]
-    row_word: str  # what the numbers of its rows count: line or row
-    columns: ChatColumns  # as given, or as guessed; no prompt and response: `messages`
-    notes: list[str] = field(default_factory=list)  # for the user: what was guessed or left out
+    prompt: str | None
+    response: str | None
+    source: str | None
 
 
 def is_chat_file(path: Path) -> bool:
-    """Whether the name of a file says that it holds conversations, whatever else is asked for."""
+    """Whether a file holds conversations by its name."""
     return path.suffix.lower() in JSONL
 
 
-def read_chats(path: Path, columns: ChatColumns) -> ChatFile:
+def read_chats(
+    path: Path,
+    *,
+    prompt: str | None = None,
+    response: str | None = None,
+    source: str | None = None,
+) -> tuple[list[Chat], list[str]]:
     """Read a file of conversations.
 
     Arguments:
         path: A .jsonl, .ndjson or .parquet file.
-        columns: What the user says about its columns.
+        prompt, response, source: Its columns, guessed by default.
+
+    Returns:
+        The rows that have a response; and notes for the user, on what was guessed or left out.
 
     Raises:
         InvalidInput: the file cannot be read, a row is no conversation, or columns are not there.
@@ -132,21 +132,21 @@ def read_chats(path: Path, columns: ChatColumns) -> ChatFile:
     rows = list(_read_rows(path))
     if not rows:
         raise InvalidInput(f"{path} has no rows.")
-    known = _find_columns(path, {key: None for _, row in rows for key in row}, columns)
+    names = list(dict.fromkeys(key for _, row in rows for key in row))
+    columns = _find_columns(path, names, _Columns(prompt, response, source))
     word = "row" if path.suffix.lower() in PARQUET else "line"
-    chats, empty = [], []
-    for number, row in rows:
-        chat = _read_row(f"{path}, {word} {number}", number, row, known)
-        (chats if chat.response.strip() else empty).append(chat)
+    read = [_read_row(path, word, number, row, columns) for number, row in rows]
+    chats = [chat for chat in read if chat.response.strip()]
     notes = []
-    if known.prompt is not None:
-        notes.append(f"Prompts are in '{known.prompt}', responses in '{known.response}'.")
-    if empty:
+    if columns.prompt is not None:
+        notes.append(f"Prompts are in '{columns.prompt}', responses in '{columns.response}'.")
+    if len(chats) < len(read):
+        first = next(chat for chat in read if not chat.response.strip())
         notes.append(
-            f"{len(empty):,} of {len(rows):,} rows have no response, the first in {word} {empty[0].row}: "
-            "they are left out of everything but the export."
+            f"{len(read) - len(chats):,} of {len(read):,} rows have no response, the first in "
+            f"{first.name}: they are left out of everything but the export."
         )
-    return ChatFile(chats, word, known, notes)
+    return chats, notes
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -181,25 +181,29 @@ def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
         raise InvalidInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
 
 
-def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> ChatColumns:
-    for name in (given.prompt, given.response, given.source):
+def _find_columns(path: Path, names: list[str], chosen: _Columns) -> _Columns:
+    """The columns that the user chose, and guesses for the others."""
+    for name in (chosen.prompt, chosen.response, chosen.source):
         if name is not None:
-            check_name("column", name, list(names))
-    source = given.source or (_SOURCE if _SOURCE in names else None)
-    if given.prompt is None and given.response is None and MESSAGES in names:
-        return ChatColumns(None, None, source)
-    prompt = given.prompt or next((name for name in _PROMPTS if name in names), None)
-    response = given.response or next((name for name in _RESPONSES if name in names), None)
+            check_name("column", name, names)
+    source = chosen.source or (_SOURCE if _SOURCE in names else None)
+    if chosen.prompt is None and chosen.response is None and MESSAGES in names:
+        return _Columns(None, None, source)
+    prompt = chosen.prompt or next((name for name in _PROMPTS if name in names), None)
+    response = chosen.response or next((name for name in _RESPONSES if name in names), None)
     if prompt is None or response is None:
         lacking = "prompts" if prompt is None else "responses"
         raise InvalidInput(
             f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
             f"and none looks like the {lacking}. Name them: `prompt` and `response`."
         )
-    return ChatColumns(prompt, response, source)
+    return _Columns(prompt, response, source)
 
 
-def _read_row(where: str, number: int, row: Mapping[str, Any], columns: ChatColumns) -> Chat:
+def _read_row(
+    path: Path, word: str, number: int, row: Mapping[str, Any], columns: _Columns
+) -> Chat:
+    where = f"{path}, {word} {number}"
     if columns.prompt is None:
         messages = _as_messages(row.get(MESSAGES), where, "user")
     else:
@@ -209,7 +213,7 @@ def _read_row(where: str, number: int, row: Mapping[str, Any], columns: ChatColu
             prompt[-1] = prompt[-1] | {"content": f"{prompt[-1]['content']}\n\n{more}"}
         messages = prompt + _as_messages(row.get(str(columns.response)), where, "assistant")
     origin = row.get(columns.source) if columns.source else None
-    return Chat(number, tuple(messages), "" if origin is None else str(origin))
+    return Chat(number, word, tuple(messages), "" if origin is None else str(origin))
 
 
 def _as_messages(value: Any, where: str, role: str) -> list[Message]:
@@ -228,13 +232,14 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
 def _as_message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
         raise InvalidInput(f"{where}: a message must be an object with 'role' and 'content'.")
-    role, content = message["role"], message["content"]
+    role = message["role"]
+    content = message["content"]
     if role not in _ROLES:
         raise InvalidInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str):
         raise InvalidInput(
             f"{where}: the content of a message has the type {type(content).__name__}. dross "
-            "fine-tunes on text alone; pictures and other parts are not supported."
+            "fine-tunes on text alone; images and other parts are not supported."
         )
     return {"role": role, "content": content or ""}
 

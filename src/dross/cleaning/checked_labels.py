@@ -238,7 +238,7 @@ def make_rows(
         encode(labels),
         len(classes),
         given=encode(given),
-        groups=_group_copies(copies, {"train": 0, "validation": trained}, len(ids)),
+        groups=group_copies(copies, {"train": 0, "validation": trained}, len(ids)),
         validation=validation,
         checked=is_checked,
     )
@@ -247,7 +247,7 @@ def make_rows(
     return rows.take(np.setdiff1d(np.arange(len(ids)), start + np.array(checked.wrong)))
 
 
-def _group_copies(copies: Copies, starts: dict[str, int], count: int) -> np.ndarray:
+def group_copies(copies: Copies, starts: dict[str, int], count: int) -> np.ndarray:
     """The group of each row, int64 [count]: copies of each other have the same number."""
     groups = np.arange(count)
     first: dict[int, int] = {}

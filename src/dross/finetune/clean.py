@@ -37,7 +37,7 @@ from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth
-from .examples import Examples, Found, open_examples
+from .examples import Examples, open_examples
 from .model import load
 from .score import ChatScores, score
 from .trials import compete, count_trials
@@ -45,16 +45,16 @@ from .tuner import Tuner
 
 RESPONSE = "response"  # what is learned
 
-_LABELS = {
-    "source": "object",
-    "label": "object",
-    "prediction": "object",
-    "checked": "object",
-    "wrong": "float64",
-    "probability": "float64",
-    "label_probability": "float64",
-    "rank": "int64",
-}
+_LABEL_COLUMNS = (
+    "source",
+    "label",
+    "prediction",
+    "checked",
+    "wrong",
+    "probability",
+    "label_probability",
+    "rank",
+)
 _TIMED = 4  # steps, after a first one that is not
 _RETRACE = 6.0  # times a training: a retrace by token for two numbers, and its replay
 _STATE = 12  # bytes of a parameter in a state: itself and two of Adam
@@ -158,9 +158,9 @@ def clean_chats(
     say = say or (lambda _: None)
     files = digest_inputs(request)  # before they are read: what changes later is noticed
     loaded = load(options)
-    examples, copies = open_examples(request, options, loaded, here, progress=progress)
+    examples = open_examples(request, options, loaded, here, progress=progress)
     parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)
-    say(f"{len(examples.chats):,} examples: {parts}.")
+    say(f"{len(examples.all):,} examples: {parts}.")
     for note in examples.notes:
         say(note)
     info = JobInfo(
@@ -199,7 +199,6 @@ def clean_chats(
             examples,
             scored,
             recommendation,
-            copies,
             info,
             seconds=time.monotonic() - started,
         )
@@ -290,7 +289,6 @@ def write_project(
     examples: Examples,
     scored: ChatScores,
     recommendation: Recommendation,
-    copies: Found,
     info: JobInfo,
     seconds: float,
 ) -> Project:
@@ -299,17 +297,16 @@ def write_project(
     info: the job; seconds: how long everything took.
     """
     instances = _tabulate(examples, scored, recommendation)
-    content = examples.content("train")
-    write_bytes(folder / "content.parquet", content.to_parquet())
-    held = examples.content("validation")
-    held[" source"] = examples.names("validation")
-    held[" label"] = examples.labels("validation")
-    write_bytes(folder / "validation.parquet", held.to_parquet())
-    write_bytes(folder / COPIES, join_content(copies[0]).to_parquet())
-    # the labels of answers are not checked one by one: a table without rows
-    no_labels = pandas.DataFrame(
-        {name: pandas.Series(dtype=kind) for name, kind in _LABELS.items()}
+    write_bytes(folder / "content.parquet", examples.content("train").to_parquet())
+    validation = examples.content("validation").assign(
+        **{
+            " source": [chat.name for chat in examples.chats("validation")],
+            " label": examples.labels("validation"),
+        }
     )
+    write_bytes(folder / "validation.parquet", validation.to_parquet())
+    write_bytes(folder / COPIES, join_content(examples.copies).to_parquet())
+    no_labels = pandas.DataFrame(columns=_LABEL_COLUMNS)  # answers are not checked one by one
     write_bytes(folder / LABELS, no_labels.to_parquet())
     write_json(folder / "why.json", {})
     write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
@@ -325,7 +322,7 @@ def write_project(
         runs=len(scored.by_run),
         run_agreement=split_half_agreement(scored.by_run),
         notes=examples.notes,
-        copies=copies[1],
+        copies=examples.counts,
         recommendation=recommendation,
         origins=sorted(set(instances["origin"]) - {""}),
         seconds=round(seconds, 1),
@@ -336,23 +333,22 @@ def write_project(
 
 def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommendation) -> Frame:
     """The content of instances.parquet."""
-    train = examples.parts["train"]
-    scores = scored.scores
+    chats = examples.chats("train")
     by_run = scored.by_run
-    count = len(train)
+    count = len(chats)
     missing = np.full(count, np.nan)
     removed = [] if recommendation.plan is None else recommendation.plan.removed
     table = pandas.DataFrame(
         {
-            "row": examples.rows("train"),
-            "source": examples.names("train"),
+            "row": [chat.row for chat in chats],
+            "source": [chat.name for chat in chats],
             "label": examples.labels("train"),
-            "origin": [examples.chats[place].origin for place in train],
-            "score": scores,
+            "origin": [chat.origin for chat in chats],
+            "score": scored.scores,
             "spread": by_run.std(0),
             "harmful_in": (by_run < 0).sum(0),
             "learned_in": np.full(count, len(by_run)),
-            "harm_rank": rank(scores),
+            "harm_rank": rank(scored.scores),
             "loss": scored.base_loss,
             "training_loss": scored.training_loss,
             "tokens": np.diff(scored.starts),
@@ -374,10 +370,9 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
 def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
     """The content of tokens.parquet: texts of all tokens, effects of the learned ones."""
     rows = []
-    train = examples.parts["train"].tolist()
-    for place, effects in zip(train, scored.token_effects(), strict=True):
-        texts = examples.encoded.texts[place]
-        each = np.full(len(texts), np.nan)
-        each[examples.encoded.learned(place)] = effects
-        rows.append({"texts": texts, "effects": each.tolist()})
+    for place, learned in zip(examples.parts["train"], scored.token_effects(), strict=True):
+        example = examples.all[place]
+        effects = np.full(len(example.texts), np.nan)
+        effects[example.learned] = learned
+        rows.append({"texts": example.texts, "effects": effects.tolist()})
     return pandas.DataFrame(rows)

@@ -11,6 +11,7 @@ import pandas
 import torch
 
 from ..cleaning.chats import Chat, ChatOptions, read_chats
+from ..cleaning.checked_labels import group_copies
 from ..cleaning.duplicates import Copies, CopyCounts, count_copies, find_copies, no_copies
 from ..cleaning.inputs import Request
 from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
@@ -24,59 +25,54 @@ DEFAULT_TOKENS = 1024  # where the model takes more
 _SHARE_HELD_OUT = 0.2  # of the data, for each part that has no file
 _FEWEST_HELD_OUT = 8  # examples in the validation part, and in the test part
 _LETTERS = 80  # of a response, as the label of an example
-Found = tuple[Copies, CopyCounts]
+Tokens = dict[str, list[int]]  # input_ids and labels, as Trainer takes them
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Conversations as examples for Trainer, with what each token looks like."""
+class Example:
+    """A conversation with its tokens."""
 
-    examples: list[dict[str, list[int]]]  # input_ids and labels
-    texts: list[list[str]]  # of every token of every example
-    places: list[int]  # of the conversations that are here; the others have nothing left to learn
-    notes: list[str]
+    chat: Chat
+    tokens: Tokens
+    texts: list[str]  # of each token
 
-    def learned(self, place: int) -> list[int]:
-        """The places of an example's tokens that are learned; the first token never is."""
-        labels = self.examples[place]["labels"]
-        return [k for k, label in enumerate(labels) if k and label != IGNORED]
+    @property
+    def learned(self) -> list[int]:
+        """The places of the tokens that are learned; the first token never is."""
+        return [k for k, label in enumerate(self.tokens["labels"]) if k and label != IGNORED]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples that can be learned from, and the part that each is in."""
+    """All examples that can be learned from, the part that each is in, and the copies."""
 
-    chats: list[Chat]
-    encoded: Encoded
+    all: list[Example]
     parts: dict[str, np.ndarray]  # the sorted places of each part
+    copies: Copies
+    counts: CopyCounts
     notes: list[str]
-    row_word: str  # what the numbers of rows count: line or row
+
+    def chats(self, part: str) -> list[Chat]:
+        """The conversations of a part."""
+        return [self.all[place].chat for place in self.parts[part]]
 
     @property
     def digest(self) -> str:
         """Changes with the texts, their tokens and the split."""
-        lines = [f"{chat.row}\n{chat.text}" for chat in self.chats]
-        lines += [str(example) for example in self.encoded.examples]
+        lines = [f"{example.chat.row}\n{example.chat.text}" for example in self.all]
+        lines += [str(example.tokens) for example in self.all]
         lines += [str(self.parts[part].tolist()) for part in PARTS]
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
     def content(self, part: str) -> Frame:
         """What the examples of a part look like."""
-        chats = [self.chats[place] for place in self.parts[part]]
+        chats = self.chats(part)
         columns = {"text": [c.text for c in chats], "origin": [c.origin for c in chats]}
         return pandas.DataFrame(columns, dtype=object)
 
-    def rows(self, part: str) -> list[int]:
-        """Where the examples of a part are in the file."""
-        return [self.chats[place].row for place in self.parts[part]]
-
-    def names(self, part: str) -> list[str]:
-        """The same for people: `line 17`."""
-        return [f"{self.row_word} {row}" for row in self.rows(part)]
-
     def labels(self, part: str) -> list[str]:
         """The beginning of each response."""
-        texts = [self.chats[place].response.strip() for place in self.parts[part]]
+        texts = [chat.response.strip() for chat in self.chats(part)]
         return [text[:_LETTERS] + (" …" if len(text) > _LETTERS else "") for text in texts]
 
 
@@ -87,7 +83,7 @@ def open_examples(
     device: torch.device,
     *,
     progress: bool,
-) -> tuple[Examples, Found]:
+) -> Examples:
     """Read, encode, look for copies, and split so that near duplicates are in one part.
 
     Arguments:
@@ -96,59 +92,56 @@ def open_examples(
         loaded: The model and its tokenizer.
         device, progress: As for `find_copies`.
 
-    Returns:
-        The examples, and the copies among them with their counts; the same every time.
-
     Raises:
         InvalidInput: a file cannot be used, or there are too few examples.
     """
     paths = {"train": request.data, "validation": request.validation, "test": request.test}
-    read = {
-        part: read_chats(Path(path), options.columns)
-        for part, path in paths.items()
-        if path is not None
-    }
-    chats = [chat for file in read.values() for chat in file.chats]
-    encoded = encode_chats(chats, loaded, options.max_tokens)
-    chats = [chats[place] for place in encoded.places]
-    sizes = {part: len(file.chats) for part, file in read.items()}
-    belongs = np.repeat(list(sizes), list(sizes.values()))[encoded.places]
-    by_file = {part: np.flatnonzero(belongs == part) for part in sizes}
-    if len(by_file["train"]) < MIN_INSTANCES:
+    chats = []
+    origins = []  # the part that each file is for
+    notes = []
+    for part, path in paths.items():
+        if path is not None:
+            read, about = read_chats(
+                Path(path),
+                prompt=options.prompt,
+                response=options.response,
+                source=options.source,
+            )
+            chats += read
+            origins += [part] * len(read)
+            notes += about
+    examples, places, about = encode_chats(chats, loaded, options.max_tokens)
+    notes = [*dict.fromkeys(notes), *about]
+    kept = np.array(origins)[places]
+    by_file = {part: np.flatnonzero(kept == part) for part in PARTS if paths[part] is not None}
+    data = by_file["train"]
+    if len(data) < MIN_INSTANCES:
         raise InvalidInput(
-            f"There are {len(by_file['train'])} examples to learn from. dross splits them into "
-            f"training, validation and test parts and needs at least {MIN_INSTANCES}; a verdict "
-            "worth having takes a few hundred."
+            f"There are {len(data)} examples to learn from. dross splits them into training, "
+            f"validation and test parts and needs at least {MIN_INSTANCES}; a verdict worth having "
+            "takes a few hundred."
         )
-    notes = list(dict.fromkeys(note for file in read.values() for note in file.notes))
-    notes += encoded.notes
-    row_word = read["train"].row_word
-    copies, counts = _find_copies(chats, by_file, row_word, device, progress)
+    copies, found = _find_copies([one.chat for one in examples], by_file, device, progress)
     parts = _split(by_file, copies, request.seed)
-    examples = Examples(chats, encoded, parts, notes, row_word)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
             raise InvalidInput(
                 f"The {part} part has {len(parts[part])} examples, and needs at least "
                 f"{_FEWEST_HELD_OUT}. Give more data, or a file of its own: --{part}."
             )
-    copies = _move_copies(copies, by_file["train"], parts)
-    moved = replace(count_copies(copies, classes=False), natural=counts.natural)
-    return examples, (copies, moved)
+    copies = _move_copies(copies, data, parts)
+    counts = replace(count_copies(copies, classes=False), natural=found.natural)
+    return Examples(examples, parts, copies, counts, notes)
 
 
 def _find_copies(
-    chats: list[Chat],
-    by_file: dict[str, np.ndarray],
-    row_word: str,
-    device: torch.device,
-    progress: bool,
-) -> Found:
+    chats: list[Chat], by_file: dict[str, np.ndarray], device: torch.device, progress: bool
+) -> tuple[Copies, CopyCounts]:
     """Copies among everything, by the words that are said."""
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
     labels = np.array([chat.response for chat in chats], dtype=object)
     rows = np.array([chat.row for chat in chats], dtype=np.int64)
-    source = Source(TEXT, "response", content, labels, rows, row_word)
+    source = Source(TEXT, "response", content, labels, rows, chats[0].row_word)
     places = {part: by_file.get(part, np.zeros(0, dtype=np.int64)) for part in PARTS}
     try:
         encoder = TextEncoder(content)
@@ -162,11 +155,7 @@ def _find_copies(
 def _split(by_file: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str, np.ndarray]:
     """Parts with files of their own as they are; the others are drawn, copies together."""
     data = by_file["train"]
-    group = np.arange(len(data))
-    first: dict[int, int] = {}
-    for row in copies.table.itertuples():
-        if row.part == "train":
-            group[row.id] = first.setdefault(row.group, row.id)
+    group = group_copies(copies, {"train": 0}, len(data))
     order = np.random.default_rng(mix_seeds(seed, 1)).permutation(np.unique(group))
     members = [np.flatnonzero(group == name) for name in order]
     parts = dict(by_file)
@@ -208,7 +197,9 @@ def _move_copies(copies: Copies, data: np.ndarray, parts: dict[str, np.ndarray])
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) -> Encoded:
+def encode_chats(
+    chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None
+) -> tuple[list[Example], list[int], list[str]]:
     """Write conversations with the model's chat template, and split them into tokens.
 
     Arguments:
@@ -217,19 +208,22 @@ def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) 
         max_tokens: How many tokens of a text are used; by default 1,024. Never more than the
             model takes.
 
+    Returns:
+        The examples that have something to learn, the place of each among the conversations, and
+        notes for the user.
+
     Raises:
         InvalidInput: the template refuses a conversation, or does not write what the assistant says.
     """
     limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
     examples = []
-    texts = []
     places = []
     cut = 0
     for place, chat in enumerate(chats):
         text, learned = _write(chat, loaded.tokenizer)
-        tokens = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = tokens["input_ids"]
-        spans = tokens["offset_mapping"]
+        encoding = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = encoding["input_ids"]
+        spans = encoding["offset_mapping"]
         labels = [
             id if start < end and any(a <= start < b for a, b in learned) else IGNORED
             for id, (start, end) in zip(ids, spans, strict=True)
@@ -237,27 +231,38 @@ def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) 
         cut += len(ids) > limit
         if all(label == IGNORED for label in labels[1:limit]):
             continue
-        examples.append({"input_ids": ids[:limit], "labels": labels[:limit]})
-        texts.append(_cut(text, [end for _, end in spans[:limit]]))
+        tokens = {"input_ids": ids[:limit], "labels": labels[:limit]}
+        examples.append(Example(chat, tokens, _cut(text, [end for _, end in spans[:limit]])))
         places.append(place)
     note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are cut there."
-    if len(chats) > len(places):
+    if len(chats) > len(examples):
         note += (
-            f" In {len(chats) - len(places):,} of them, nothing of the answer is left: they are "
+            f" In {len(chats) - len(examples):,} of them, nothing of the answer is left: they are "
             "left out of everything but the export."
         )
-    return Encoded(examples, texts, places, [note] if cut else [])
+    return examples, places, [note] if cut else []
 
 
 def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and which stretches of it the assistant says."""
-    messages = list(chat.messages)
-    text = _render(chat, messages, tokenizer, prompt=False)
+    """The text of a conversation, and the spans of it that the assistant says."""
+
+    def render(messages: Sequence[dict[str, str]], *, prompt: bool = False) -> str:
+        try:
+            return tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=prompt
+            )
+        except Exception as error:  # a template raises what it likes
+            raise InvalidInput(
+                f"{chat.name}: the chat template of the model refuses this conversation "
+                f"({first_line(error)})."
+            ) from None
+
+    text = render(chat.messages)
     learned = []
-    for k, message in enumerate(messages):
+    for k, message in enumerate(chat.messages):
         if message["role"] == "assistant":
-            before = _render(chat, messages[:k], tokenizer, prompt=True) if k else ""
-            after = _render(chat, messages[: k + 1], tokenizer, prompt=False)
+            before = render(chat.messages[:k], prompt=True) if k else ""
+            after = render(chat.messages[: k + 1])
             if text.startswith(before) and text.startswith(after):
                 learned.append((len(before), len(after)))
     if not learned:  # a template that writes earlier turns differently: the last one is learned
@@ -265,20 +270,10 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
         if start < 0:
             raise InvalidInput(
                 f"{chat.name}: the chat template does not write what the assistant says. Give "
-                f"another with `template`."
+                "another with `template`."
             )
         learned.append((start, len(text)))
     return text, learned
-
-
-def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, prompt: bool) -> str:
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    except Exception as error:  # a template raises what it likes
-        raise InvalidInput(
-            f"{chat.name}: the chat template of the model refuses this conversation "
-            f"({first_line(error)})."
-        ) from None
 
 
 def _cut(text: str, ends: list[int]) -> list[str]:

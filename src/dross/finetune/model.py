@@ -1,13 +1,12 @@
 """Load the model and its tokenizer, and refuse with a clear message what cannot be scored."""
 
 import importlib
-import json
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from torch import nn
@@ -23,7 +22,6 @@ _PLAIN = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}"
     "{{ eos_token }}{% else %}{{ message['content'] }}{{ '\\n' }}{% endif %}{% endfor %}"
 )
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -99,23 +97,17 @@ def _load(options: ChatOptions) -> Loaded:
 
 def _load_model(name: str) -> Any:
     where, gguf = _locate(name)
-    if gguf is None:
-        config = _fetch(name, lambda **how: transformers.AutoConfig.from_pretrained(where, **how))
-        _check_not_quantized(name, config)
-    about = {"dtype": torch.float32} | ({} if gguf is None else {"gguf_file": gguf})
-    make = transformers.AutoModelForCausalLM.from_pretrained
-
-    def with_kernel(kernel: str) -> Any:
-        how = about | {"attn_implementation": kernel}
-        return _fetch(name, lambda **local: make(where, **how, **local))
-
+    if not gguf:
+        _check_not_quantized(name, _fetch(transformers.AutoConfig, name, where))
+    make = transformers.AutoModelForCausalLM
+    options = {"dtype": torch.float32, **gguf}
     try:
-        model = with_kernel("sdpa")
+        model = _fetch(make, name, where, attn_implementation="sdpa", **options)
     except ValueError as error:
         if "attention" not in str(error):
             raise InvalidInput(f"{name} is not a text model: {first_line(error)}") from None
-        model = with_kernel("eager")
-    return model if gguf is None else _as_whole(model)
+        model = _fetch(make, name, where, attn_implementation="eager", **options)
+    return _as_whole(model) if gguf else model
 
 
 def _as_whole(model: Any) -> Any:
@@ -137,14 +129,17 @@ def _as_whole(model: Any) -> Any:
     return model
 
 
+class _AdapterConfig(msgspec.Struct):
+    base_model_name_or_path: str
+
+
 def _load_adapter(folder: Path) -> Any:
     try:
-        base = json.loads((folder / _ADAPTER).read_bytes())["base_model_name_or_path"]
-        assert isinstance(base, str)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        config = msgspec.json.decode((folder / _ADAPTER).read_bytes(), type=_AdapterConfig)
+    except (OSError, ValueError):
         raise InvalidInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
     try:
-        model = _load_model(base)
+        model = _load_model(config.base_model_name_or_path)
     except NotSupported as error:
         raise NotSupported(
             f"{folder} is an adapter for a base model that cannot be differentiated. {error}"
@@ -154,32 +149,38 @@ def _load_adapter(folder: Path) -> Any:
     )
 
 
-def _locate(name: str) -> tuple[str, str | None]:
-    """What transformers is to open: a name, a folder, or a folder and the GGUF file in it."""
+def _locate(name: str) -> tuple[str, dict[str, str]]:
+    """What transformers opens: a name or a folder; and an option, if it is a GGUF file."""
     path = Path(name)
     if path.suffix == ".gguf" and path.is_file():
-        found = [path]
+        file = path
     elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
-        found = sorted(path.glob("*.gguf"))
-        if not found:
+        file = min(path.glob("*.gguf"), default=None)
+        if file is None:
             raise InvalidInput(
                 f"{name} is not a model: it has neither config.json nor a .gguf file."
             )
     else:
-        return name, None
-    _import("gguf", f"{found[0]} needs")
-    return str(found[0].parent), found[0].name
+        return name, {}
+    _import("gguf", f"{file} needs")
+    return str(file.parent), {"gguf_file": file.name}
 
 
-def _fetch(name: str, get: Callable[..., Any]) -> Any:
-    """What is on this machine, or else what can be fetched."""
+def _fetch(kind: Any, name: str, where: str, **options: Any) -> Any:
+    """What is on this machine, or else what can be fetched.
+
+    Arguments:
+        kind: A class of transformers.
+        name: The model, as the user calls it.
+        where, options: For `from_pretrained`.
+    """
     try:
-        return get(local_files_only=True)
+        return kind.from_pretrained(where, local_files_only=True, **options)
     except OSError as error:
         if Path(name).exists():
             raise InvalidInput(f"{name} cannot be loaded: {first_line(error)}") from None
     try:
-        return get()
+        return kind.from_pretrained(where, **options)
     except OSError as error:
         raise InvalidInput(
             f"The model '{name}' is not on this machine and cannot be fetched "
@@ -189,11 +190,11 @@ def _fetch(name: str, get: Callable[..., Any]) -> Any:
 
 def _check_not_quantized(name: str, config: Any) -> None:
     """Before the weights are read: a package that reads such weights may be missing."""
-    found = getattr(config, "quantization_config", None)
-    if found is None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
         return
-    said = found if isinstance(found, dict) else vars(found)
-    method = said.get("quant_method") or "an unknown method"
+    settings = settings if isinstance(settings, dict) else vars(settings)
+    method = settings.get("quant_method") or "an unknown method"
     raise NotSupported(
         f"The weights of {name} are quantized ({getattr(method, 'value', method)}): they are "
         f"whole numbers and have no derivative, so no example can have a score. {_WHOLE}"
@@ -272,10 +273,8 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
 
 def _load_tokenizer(options: ChatOptions) -> Any:
     where, gguf = _locate(options.model)
-    about = {} if gguf is None else {"gguf_file": gguf}
-    make = transformers.AutoTokenizer.from_pretrained
     try:
-        tokenizer = _fetch(options.model, lambda **local: make(where, **about, **local))
+        tokenizer = _fetch(transformers.AutoTokenizer, options.model, where, **gguf)
     except (InvalidInput, ValueError, TypeError, KeyError, ImportError) as error:
         raise InvalidInput(
             f"{options.model} has no tokenizer that can be loaded ({first_line(error)}). Save it "
@@ -286,9 +285,8 @@ def _load_tokenizer(options: ChatOptions) -> Any:
             f"The tokenizer of {options.model} does not say which letters a token has. Use one of "
             "the package tokenizers (a 'fast' tokenizer)."
         )
-    template = _read_template(options.template)
-    if template is not None:
-        tokenizer.chat_template = template
+    if options.template is not None:
+        tokenizer.chat_template = _read_template(options.template)
     if not tokenizer.chat_template:
         raise InvalidInput(
             f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
@@ -301,12 +299,13 @@ def _load_tokenizer(options: ChatOptions) -> Any:
     return tokenizer
 
 
-def _read_template(given: str | None) -> str | None:
-    if given is None or given == PLAIN:
-        return None if given is None else _PLAIN
+def _read_template(template: str) -> str:
+    if template == "plain":
+        return _PLAIN
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"The template {given} cannot be read: {first_line(error)}. It is a file, or 'plain'."
+            f"The template {template} cannot be read: {first_line(error)}. It is a file, or "
+            "'plain'."
         ) from None

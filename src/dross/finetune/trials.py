@@ -8,7 +8,6 @@ Verdict. For each fresh seed three models start from the same weights and take t
 steps. They are compared by their loss and their expected error on the test part.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._io import digest_bytes
 from .._progress import progress_bar
 from ..cleaning.edits import ChosenEdits
 from ..cleaning.judge import CONTROL, FRESH, Judgement, Piece
@@ -31,15 +31,13 @@ from .model import load
 from .score import ChatScores
 from .tuner import ERROR, LOSS, Tuner
 
-HARMFUL = "harmful"  # kinds of plans
-UNLIKELY = "unlikely"
-_WHAT = {
-    HARMFUL: "remove the {count:,} most harmful",
-    UNLIKELY: "remove the {count:,} with the highest loss before fine-tuning",
+_KINDS = {  # of plans
+    "harmful": "remove the {count:,} most harmful",
+    "unlikely": "remove the {count:,} with the highest loss before fine-tuning",
 }
 _SHARES = (0.03, 0.1, 0.2)  # of the training part that plans leave out
-_FINALISTS = 2  # that are tried with more seeds
-_SEEDS = 2  # so many
+_FINALISTS = 2  # plans that are tried with more seeds
+_SEEDS = 2  # that they are tried with
 _CLEARLY = 2.0  # standard errors
 _ALIKE = 1.0
 _TRIALS = 23  # the stream of seeds of trials
@@ -54,16 +52,16 @@ class Candidate:
     """A plan, and what it changes.
 
     Attributes:
-        kind: HARMFUL or UNLIKELY.
+        kind: One of `_KINDS`.
         removed: The ids that it removes.
         by_half: The ids that it would remove if only that half of the validation part were known.
-        changes: For each seed, the change of the error of each validation example, [V].
+        by_seed: For each seed, the change of the error of each validation example, [V].
     """
 
     kind: str
     removed: np.ndarray
     by_half: tuple[np.ndarray, np.ndarray]
-    changes: list[np.ndarray] = field(default_factory=list)
+    by_seed: list[np.ndarray] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -71,20 +69,21 @@ class Candidate:
         return f"{self.kind}-{len(self.removed)}"
 
     @property
-    def mean(self) -> float:
-        """The mean change."""
-        return float(np.mean(self.changes))
+    def changes(self) -> np.ndarray:
+        """The changes for all seeds, [seeds, V]."""
+        return np.stack(self.by_seed)
 
     def to_plan(self, before: float) -> PlanResult:
         """The plan with its figures; before: the token error without any change."""
-        change, error = compare(self, None)
-        interval = (change - 1.96 * error, change + 1.96 * error)
+        change = float(self.changes.mean())
+        reach = 1.96 * standard_error(self.changes)
+        figure = Figure(before, before + change, change, (change - reach, change + reach))
         return PlanResult(
             removed=self.removed,
             relabelled={},
             name=self.name,
-            what=_WHAT[self.kind].format(count=len(self.removed)),
-            figures={"token error": Figure(before, before + change, change, interval)},
+            what=_KINDS[self.kind].format(count=len(self.removed)),
+            figures={"token error": figure},
         )
 
 
@@ -121,11 +120,11 @@ def compete(
     before = []
     for number in range(1 + _SEEDS):  # the same seed for all plans and for doing nothing
         if number == 1:
-            finalists = sorted(candidates, key=lambda candidate: candidate.mean)[:_FINALISTS]
+            finalists = _rank(candidates)[:_FINALISTS]
 
         def measure(removed: np.ndarray, number=number) -> dict[str, Tensor]:
-            own = mix_seeds(seed, _TRIALS, number)
-            errors = tuner.measure_without(removed, own, "validation")[ERROR]
+            trial = mix_seeds(seed, _TRIALS, number)
+            errors = tuner.measure_without(removed, trial, "validation")[ERROR]
             return {"errors": torch.from_numpy(np.ascontiguousarray(errors))}
 
         forms = [form for candidate in finalists for form in candidate.by_half]
@@ -142,8 +141,8 @@ def compete(
         before.append(float(unchanged.mean()))
         for candidate in finalists:  # each form is judged by the half that it does not know
             first, second = (errors[form.tobytes()] - unchanged for form in candidate.by_half)
-            candidate.changes.append(np.where(scored.halves == 0, second, first))
-    ranked = sorted(finalists, key=lambda candidate: candidate.mean)
+            candidate.by_seed.append(np.where(scored.halves == 0, second, first))
+    ranked = _rank(finalists)
     chosen = _choose(ranked)
     where = "on validation examples that had no part in the ranking"
     if chosen is None:
@@ -169,34 +168,31 @@ def _list_candidates(scored: ChatScores) -> list[Candidate]:
     candidates = []
     for size in plan_sizes(len(harmful)):
         forms = (np.sort(to_first[:size]), np.sort(to_second[:size]))
-        candidates.append(Candidate(HARMFUL, np.sort(harmful[:size]), forms))
+        candidates.append(Candidate("harmful", np.sort(harmful[:size]), forms))
         removed = np.sort(unlikely[:size])  # whichever half is known
-        candidates.append(Candidate(UNLIKELY, removed, (removed, removed)))
+        candidates.append(Candidate("unlikely", removed, (removed, removed)))
     return candidates
 
 
-def _choose(finalists: list[Candidate]) -> Candidate | None:
+def _rank(candidates: list[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.changes.mean())
+
+
+def _choose(ranked: list[Candidate]) -> Candidate | None:
     """The smallest of those that are about as good as the best; None: do nothing."""
-    best = finalists[0]
+    best = ranked[0].changes
 
-    def is_better_than_nothing(candidate: Candidate) -> bool:
-        change, error = compare(candidate, None)
-        return change + _CLEARLY * error < 0
+    def is_better(changes: np.ndarray) -> bool:
+        return changes.mean() + _CLEARLY * standard_error(changes) < 0
 
-    def is_as_good(candidate: Candidate) -> bool:
-        behind, error = compare(candidate, best)
-        return behind <= _ALIKE * error
+    def is_as_good(changes: np.ndarray) -> bool:
+        behind = changes - best
+        return behind.mean() <= _ALIKE * standard_error(behind)
 
-    if not is_better_than_nothing(best):
+    if not is_better(best):
         return None
-    alike = [one for one in finalists if is_as_good(one) and is_better_than_nothing(one)]
+    alike = [one for one in ranked if is_better(one.changes) and is_as_good(one.changes)]
     return min(alike, key=lambda candidate: len(candidate.removed))
-
-
-def compare(candidate: Candidate, other: Candidate | None) -> tuple[float, float]:
-    """By how much the first is worse, and the standard error; None stands for doing nothing."""
-    behind = np.stack(candidate.changes) - (0 if other is None else np.stack(other.changes))
-    return float(behind.mean()), standard_error(behind)
 
 
 def standard_error(changes: np.ndarray) -> float:
@@ -242,7 +238,7 @@ class ChatJudgement(Judgement):
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that decides what is measured, as JSON holds it."""
-        removed = hashlib.sha256(np.sort(self.edits.removed).tobytes()).hexdigest()
+        removed = digest_bytes(np.sort(self.edits.removed).tobytes())
         return self.made_from | {"removed": removed, "seeds": self.seeds}
 
     @property
@@ -274,7 +270,7 @@ def open_judgement(
     options = info.chat_options
     assert options is not None
     loaded = load(options)
-    examples, _ = open_examples(request, options, loaded, device, progress=progress)
+    examples = open_examples(request, options, loaded, device, progress=progress)
     for what, same in (
         (request.data, examples.digest == info.digest),
         (options.model, loaded.digest == info.model_digest),

@@ -22,12 +22,11 @@ from ..cleaning.chats import ChatOptions
 from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
-from .examples import IGNORED, Examples
+from .examples import IGNORED, Examples, Tokens
 from .model import Loaded
 
 LOSS, ERROR = range(2)  # the measures of an example
 _EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope
-Example = dict[str, list[int]]
 
 
 class Tuner:
@@ -49,7 +48,7 @@ class Tuner:
         device: torch.device,
     ):
         self.loaded = loaded
-        self.examples = examples.encoded.examples
+        self.examples = [example.tokens for example in examples.all]
         self.parts = {part: ids.tolist() for part, ids in examples.parts.items()}
         self.options = options
         self.device = torch.device("cpu") if device.type == "mps" else device
@@ -138,7 +137,7 @@ class Tuner:
                 measured.append(_measure(logits[:, :-1], labels[:, 1:]))
         return torch.cat(measured, dim=1).cpu().numpy()
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Tokens]) -> dict[str, Tensor]:
         """A batch, padded to its longest example."""
         longest = max(len(example["input_ids"]) for example in examples)
         fill = {"input_ids": self.loaded.tokenizer.pad_token_id, "labels": IGNORED}
