@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from dross.engine.step import ClipNorm, ClipValue, clip_from_numbers, clip_to_numbers
+from dross.engine.step import ClipNorm, ClipValue
+from dross.tape.format import clip_from_numbers, clip_to_numbers
 
 
 def test_clipping_is_torchs():

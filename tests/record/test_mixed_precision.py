@@ -290,7 +290,7 @@ class TestRefusals:
             self.step(recorder, torch.autocast("cpu", torch.bfloat16))
         assert recorder.steps == 2
         recorder = self.recorder(resume=True)
-        with pytest.raises(dross.InputChanged, match="precision was"):
+        with pytest.raises(dross.InputChanged, match="precision changed"):
             self.step(recorder)
 
     @pytest.mark.parametrize("dtype", NARROW)

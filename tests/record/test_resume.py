@@ -148,7 +148,7 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     assert recorder.steps == 7
     run, ids = finish(p, recorder, model, optimizer, finished), p.batches[-1]
     assert run.influence(query(p)).values.any()
-    with pytest.raises(InputChanged, match="seed was 0 and is 9"):
+    with pytest.raises(InputChanged, match="seed changed from 0 to 9"):
         model, optimizer = p.start()
         other = dross.Recorder(
             model, p.loss, optimizer, path=tmp_path / "mine", resume=True, seed=9

@@ -223,7 +223,7 @@ def test_only_a_complete_tape_is_taken_up_on_another_device(recorded):
     now = replace(Tape(recorded[1]).manifest, device="cpu")
     earlier = replace(now, device="cuda:0", complete=True)
     check_same_run(earlier, now)  # there is nothing left to compute
-    with pytest.raises(InputChanged, match="device was"):
+    with pytest.raises(InputChanged, match="device changed from"):
         check_same_run(replace(earlier, complete=False), now)
-    with pytest.raises(InputChanged, match="seed was"):
+    with pytest.raises(InputChanged, match="seed changed"):
         check_same_run(earlier, replace(now, seed=77))

@@ -103,7 +103,7 @@ def test_what_is_kept_here_stays_within_its_bound(record, bucket, fetched, monke
         assert 0 < sum(here) <= bound and sum(here) == sum(
             again.recording.tape.storage.cached.values()
         )
-    assert len(fetched) > len(set(fetched))  # what had to go is fetched again
+    assert len(fetched) > len(set(fetched))  # what did not fit is fetched again
     monkeypatch.setattr(
         storage, "_MAX_CACHED_BYTES", 10
     )  # a file that never fits is used all the same

@@ -43,7 +43,7 @@ def test_an_existing_tape_is_not_overwritten_unless_asked(record, tmp_path):
 def test_a_tape_is_only_continued_with_the_settings_it_was_started_with(record):
     p = problem("mlp", "sgd")
     run = record(p)
-    with pytest.raises(InputChanged, match="seed was 0 and is 5"):
+    with pytest.raises(InputChanged, match="seed changed from 0 to 5"):
         record(p, path=run.path, resume=True, seed=5)
     with pytest.raises(InputChanged, match="optimizer"):
         p.optimizer = problem("mlp", "adam").optimizer
@@ -127,7 +127,7 @@ def test_a_resumed_run_needs_the_same_frozen_weights(record):
         return model, optimizer
 
     p.start = other
-    with pytest.raises(InputChanged, match="model was"):
+    with pytest.raises(InputChanged, match="model changed"):
         record(p, path=run.path, resume=True)
 
 

@@ -1,7 +1,8 @@
 """From a torch optimizer to its pure form, one rule over all parameter groups, and back."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NoReturn
 
@@ -10,7 +11,13 @@ import torch
 from torch import Tensor
 
 from ..errors import NotSupported
-from .optim_custom import OF_TORCH, FormulaRule, Parameterwise, find_formula, formula_named
+from .optim_custom import (
+    OF_TORCH,
+    Parameterwise,
+    find_formula,
+    formula_named,
+    update_by_formula,
+)
 from .state import Clock, Counters, Derivative, Layout, State
 from .update_rules import (
     SGD,
@@ -32,105 +39,17 @@ _AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optim.regi
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """An optimizer's rule, applied to each parameter group's part of theta.
-
-    Shapes: G parameter groups, H numbers each, p parameters. `row` [G, H] holds the numbers of all
-    groups at one step, as a tape keeps them.
-    """
-
-    name: str
-    flags: Flags
-    columns: tuple[str, ...]  # the names of the H numbers, in the order of the tape
-    group_sizes: tuple[int, ...]
-    any_momentum: bool = False
-    formula: str | None = None  # its name, where the optimizer follows one of optim_custom.py
-    shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
-    slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
-    fused: bool = False  # it steps with torch's fused kernel, where that rounds differently
-
-    @cached_property
-    def rule(self) -> Rule | None:
-        """The update of one parameter group; None where parameters are taken as a whole."""
-        if self.formula is not None:
-            formula = formula_named(self.formula)
-            return FormulaRule(formula, self.flags) if formula.elementwise else None
-        flag = lambda key: bool(self.flags.get(key, False))
-        if self.name == "SGD":
-            return SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
-        if self.name in ("Adam", "AdamW"):
-            decoupled = self.name == "AdamW" or flag("decoupled_weight_decay")
-            return Adam(flag("amsgrad"), flag("maximize"), decoupled, fused=self.fused)
-        return TorchStep(self.name, self.flags)
-
-    @cached_property
-    def _whole(self) -> Elementwise | Parameterwise:
-        """The update of all parameter groups."""
-        if self.rule is not None:
-            return Elementwise(self.rule, self.group_sizes)
-        assert self.formula is not None
-        return Parameterwise(formula_named(self.formula), self.flags, self.shapes)
-
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether `vjp` and `jvp` depend on the gradient, so that a retrace has to compute it."""
-        return self.rule is None or self.rule.needs_gradient
-
-    def hyperparams(self, row: np.ndarray) -> list[Hyperparams]:
-        """The numbers of each group by name."""
-        return [dict(zip(self.columns, values)) for values in row.tolist()]
-
-    def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, Clock]:
-        """The slots and the clock of an optimizer that has not stepped yet."""
-        return self._whole.initial(theta, self.hyperparams(row))
-
-    def update(self, state: State, g: Tensor, row: np.ndarray) -> State:
-        """The state after a step with the gradient g [p]."""
-        return self._whole.update(state, g, self.hyperparams(row))
-
-    def vjp(
-        self, state: State, g: Tensor, row: np.ndarray, after: Derivative
-    ) -> tuple[Tensor, Derivative]:
-        """The adjoint of `update`: d query / d g [Q, p], and d query / d the state before it."""
-        return self._whole.vjp(state, g, self.hyperparams(row), after)
-
-    def jvp(
-        self, state: State, g: Tensor, row: np.ndarray, before: Derivative, g_dot: Tensor
-    ) -> Derivative:
-        """The tangent of `update`: how the state after it moves."""
-        return self._whole.jvp(state, g, self.hyperparams(row), before, g_dot)
-
-    def split_slot(
-        self, layout: Layout, slot: str, value: Tensor, row: np.ndarray
-    ) -> dict[str, Tensor]:
-        """A slot by the names of the parameters that have it, each in its own shape."""
-        return self._whole.split_slot(layout, slot, value, self.hyperparams(row))
-
-    @property
-    def description(self) -> "OptimizerDescription":
-        """What a tape keeps of it. Sizes and shapes are in the layout."""
-        return OptimizerDescription(
-            name=self.name,
-            flags=self.flags,
-            columns=self.columns,
-            any_momentum=self.any_momentum,
-            formula=self.formula,
-            fused=self.fused,
-        )
-
-
-@dataclass(frozen=True)
 class OptimizerDescription:
-    """An optimizer without the sizes of what it trains. Its fields are those of `Optimizer`."""
+    """What a tape keeps of an optimizer. Sizes and shapes are in the layout."""
 
     name: str
     flags: Flags
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # the names of its numbers, in the order of the tape
     any_momentum: bool
-    formula: str | None
-    fused: bool
+    formula: str | None  # its name, where the optimizer follows one of optim_custom.py
+    fused: bool  # it steps with torch's fused kernel, where that rounds differently
 
-    def for_layout(self, layout: Layout) -> Optimizer:
+    def for_layout(self, layout: Layout) -> "Optimizer":
         """The optimizer of a model with this layout.
 
         Raises:
@@ -139,16 +58,86 @@ class OptimizerDescription:
         if self.formula is not None:
             formula_named(self.formula)
         return Optimizer(
-            name=self.name,
-            flags=self.flags,
-            columns=self.columns,
+            **vars(self),
             group_sizes=layout.group_sizes,
-            any_momentum=self.any_momentum,
-            formula=self.formula,
             shapes=layout.shapes_by_group,
             slices=layout.slices,
-            fused=self.fused,
         )
+
+
+@dataclass(frozen=True)
+class Optimizer(OptimizerDescription):
+    """An optimizer's rule, applied to each parameter group's part of theta.
+
+    Shapes: G parameter groups, H numbers each, p parameters. `row` [G, H] holds the numbers of all
+    groups at one step, as a tape keeps them.
+    """
+
+    group_sizes: tuple[int, ...]
+    shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
+    slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
+
+    @cached_property
+    def rule(self) -> Rule | None:
+        """The update of one parameter group; None where parameters are taken as a whole."""
+        return self._update.rule if isinstance(self._update, Elementwise) else None
+
+    @cached_property
+    def _update(self) -> Elementwise | Parameterwise:
+        """The update of all parameter groups."""
+        if self.formula is not None:
+            formula = formula_named(self.formula)
+            return update_by_formula(formula, self.flags, self.group_sizes, self.shapes)
+        flag = lambda key: bool(self.flags.get(key, False))
+        if self.name == "SGD":
+            rule = SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
+        elif self.name in ("Adam", "AdamW"):
+            decoupled = self.name == "AdamW" or flag("decoupled_weight_decay")
+            rule = Adam(flag("amsgrad"), flag("maximize"), decoupled, fused=self.fused)
+        else:
+            rule = TorchStep(self.name, self.flags)
+        return Elementwise(rule, self.group_sizes)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether `vjp` and `jvp` depend on the gradient, so that a retrace has to compute it."""
+        return self.rule is None or self.rule.needs_gradient
+
+    def _hyperparams(self, row: np.ndarray) -> list[Hyperparams]:
+        """The numbers of each group by name."""
+        return [dict(zip(self.columns, values)) for values in row.tolist()]
+
+    def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, Clock]:
+        """The slots and the clock of an optimizer that has not stepped yet."""
+        return self._update.initial(theta, self._hyperparams(row))
+
+    def update(self, state: State, g: Tensor, row: np.ndarray) -> State:
+        """The state after a step with the gradient g [p]."""
+        return self._update.update(state, g, self._hyperparams(row))
+
+    def vjp(
+        self, state: State, g: Tensor, row: np.ndarray, after: Derivative
+    ) -> tuple[Tensor, Derivative]:
+        """The adjoint of `update`: d query / d g [Q, p], and d query / d the state before it."""
+        return self._update.vjp(state, g, self._hyperparams(row), after)
+
+    def jvp(
+        self, state: State, g: Tensor, row: np.ndarray, before: Derivative, g_dot: Tensor
+    ) -> Derivative:
+        """The tangent of `update`: how the state after it moves."""
+        return self._update.jvp(state, g, self._hyperparams(row), before, g_dot)
+
+    def split_slot(
+        self, layout: Layout, slot: str, value: Tensor, row: np.ndarray
+    ) -> dict[str, Tensor]:
+        """A slot by the names of the parameters that have it, each in its own shape."""
+        return self._update.split_slot(layout, slot, value, self._hyperparams(row))
+
+    @property
+    def description(self) -> OptimizerDescription:
+        """What a tape keeps of it."""
+        kept = {field.name: getattr(self, field.name) for field in fields(OptimizerDescription)}
+        return OptimizerDescription(**kept)
 
 
 # --- from a torch optimizer -----------------------------------------------------------------------
@@ -175,9 +164,8 @@ def read_optimizer(
     """
     name = type(optimizer).__name__
     formula = find_formula(optimizer)
-    if formula is None and type(optimizer) is not getattr(torch.optim, name, None):
-        _refuse(optimizer)
-    if formula is None and name not in SUPPORTED:
+    of_torch = type(optimizer) is getattr(torch.optim, name, None)
+    if formula is None and not (of_torch and name in SUPPORTED):
         _refuse(optimizer)
     own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
     flags = [read_flags(g, own) for g in groups]
@@ -204,12 +192,12 @@ def read_optimizer(
     )
 
 
-#: a part of the class name of optimizers that cannot be followed, and why not
+#: a pattern in the class name of optimizers that cannot be followed, and why not
 _REFUSED = {
     "schedulefree": "it trains at a point between two sequences of weights, and its train() and "
     "eval() exchange the parameters outside of any step. Use AdamW, and "
     "torch.optim.swa_utils.AveragedModel for an average (recorder.average).",
-    "sam": "each of its steps takes two gradients, the second at weights that it has moved, and "
+    "sam$": "each of its steps takes two gradients, the second at weights that it has moved, and "
     "dross follows one gradient per step. Use the optimizer that it wraps.",
     "lbfgs": "its step calls a closure several times, and dross follows one gradient per step. Use "
     "SGD or Adam.",
@@ -217,14 +205,12 @@ _REFUSED = {
     "embedding.",
     "8bit": "it keeps its memory in 8 bits, and rounding has no derivative. Use the 32-bit one.",
 }
-_NAMES_OF_SAM = {"sam", "asam", "gsam", "esam", "looksam", "wsam", "fsam", "bsam"}
 
 
 def _refuse(optimizer: torch.optim.Optimizer) -> NoReturn:
     name = type(optimizer).__name__
-    plain = name.lower().replace("_", "")
-    for key, reason in _REFUSED.items():
-        if plain in _NAMES_OF_SAM if key == "sam" else key in plain:
+    for pattern, reason in _REFUSED.items():
+        if re.search(pattern, name.lower().replace("_", "")):
             raise NotSupported(f"The optimizer {name} cannot be retraced: {reason}")
     raise NotSupported(
         f"The optimizer {name} is not supported yet. dross can retrace: {', '.join(SUPPORTED)} "

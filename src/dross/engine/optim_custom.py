@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from ..errors import InvalidInput, NotSupported
 from .autodiff import jvp
 from .state import Clock, Counters, Derivative, Layout, State
 from .update_rules import (
+    Elementwise,
     Hyperparams,
     Slots,
     Table,
@@ -78,7 +79,7 @@ class Formula:
 
 
 def options_at(h: Hyperparams, flags: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
-    """What a formula is told: the numbers and flags of its group, and which step it is."""
+    """The arguments of a formula: numbers and flags of its group, and the number of the step."""
     options = {**group_options(h), **flags}
     return options | ({"step": counters["step"] + 1} if "step" in counters else {})
 
@@ -165,8 +166,7 @@ def _muon(theta: Tensor, g: Tensor, slots: Slots, o: Options, dtype: torch.dtype
     mu, lr = o["momentum"], o["lr"]
     m = slots["momentum_buffer"].lerp(g, 1 - mu)
     update = g.lerp(m, mu) if o["nesterov"] else m
-    given = (o["ns_coefficients"], int(o["ns_steps"]), o["eps"])
-    update = newton_schulz(update, *given, dtype)
+    update = newton_schulz(update, o["ns_coefficients"], int(o["ns_steps"]), o["eps"], dtype)
     rows, columns = theta.shape
     ratio = math.sqrt(max(1, rows / columns))
     if o.get("adjust_lr_fn") == "match_rms_adamw":
@@ -301,44 +301,47 @@ class Parameterwise:
     def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, Clock]:
         """The slots and the clock of an optimizer that has not stepped yet."""
         clock = self._initial_clock
-        options = self._options(clock, hyperparams)
-        parts = theta.split([shape.numel() for shape, _ in options], -1)
+        parameters = self._parameters(clock, hyperparams)
+        parts = theta.split([each.shape.numel() for each in parameters], -1)
         fresh = [
-            self.formula.start(part.view(shape), o) for part, (shape, o) in zip(parts, options)
+            self.formula.start(part.view(each.shape), each.options)
+            for part, each in zip(parts, parameters)
         ]
-        return self._join_slots(fresh, theta.shape[:-1]), clock
+        return _join_slots(fresh, theta.shape[:-1]), clock
 
     def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
         """The state after a step with the gradient g."""
-        clock = state.clock
+        parameters = self._parameters(state.clock, hyperparams)
 
         def take(theta: Tensor, slots: Slots, g: Tensor) -> tuple[Tensor, Slots]:
-            parameters = self._split(theta, slots, clock, g, hyperparams)
-            after = [self.formula.update(part, g, own, o) for part, own, g, o in parameters]
+            after = [
+                self.formula.update(*part, each.options)
+                for each, part in zip(parameters, _split(parameters, theta, g, slots))
+            ]
             flat = torch.cat([part.reshape(-1) for part, _ in after])
-            return flat, self._join_slots([own for _, own in after], theta.shape[:-1])
+            return flat, _join_slots([part for _, part in after], theta.shape[:-1])
 
         with torch.no_grad():
             several = state.theta.dim() > 1
             theta, slots = (vmap(take) if several else take)(state.theta, state.slots, g)
-        clock = tuple(after_step(counters) for counters in clock)
+        clock = tuple(after_step(counters) for counters in state.clock)
         return replace(state, theta=theta, slots=slots, clock=clock)
 
     def vjp(
         self, state: State, g: Tensor, hyperparams: list[Hyperparams], after: Derivative
     ) -> tuple[Tensor, Derivative]:
         """d query / d g [Q, p], and d query / d the state before the step."""
-        parameters = self._split(state.theta, state.slots, state.clock, g, hyperparams)
-        adjoints = self._split(after.theta, after.slots, state.clock, after.theta, hyperparams)
+        parameters = self._parameters(state.clock, hyperparams)
+        at = _split(parameters, state.theta, g, state.slots)
+        adjoints = _split(parameters, after.theta, after.theta, after.slots)
         before: list[tuple[Tensor, Tensor, Slots]] = []
-        for (part, own, g_part, options), (a_part, a_own, _, _) in zip(parameters, adjoints):
-            step = partial(self._differentiated, options)
-            back: Any = vjp(step, part, g_part, own)[1]
-            before.append(vmap(back)((a_part, a_own)))
+        for each, part, (a_theta, _, a_slots) in zip(parameters, at, adjoints):
+            back: Any = vjp(partial(self.formula.derived, options=each.options), *part)[1]
+            before.append(vmap(back)((a_theta, a_slots)))
         lead = after.theta.shape[:-1]
-        a_theta = _flatten([a_part for a_part, _, _ in before], lead)
-        a_g = _flatten([a_part for _, a_part, _ in before], lead)
-        a_slots = self._join_slots([a_own for _, _, a_own in before], lead)
+        a_theta = _flatten([part for part, _, _ in before], lead)
+        a_g = _flatten([part for _, part, _ in before], lead)
+        a_slots = _join_slots([part for _, _, part in before], lead)
         return a_g, replace(after, theta=a_theta, slots={n: a_slots[n] for n in state.slots})
 
     def jvp(
@@ -350,80 +353,70 @@ class Parameterwise:
         g_dot: Tensor,
     ) -> Derivative:
         """How the state after the step moves, from how g and the state before it move."""
-        parameters = self._split(state.theta, state.slots, state.clock, g, hyperparams)
-        tangents = self._split(before.theta, before.slots, state.clock, g_dot, hyperparams)
+        parameters = self._parameters(state.clock, hyperparams)
+        at = _split(parameters, state.theta, g, state.slots)
+        tangents = _split(parameters, before.theta, g_dot, before.slots)
         after: list[tuple[Tensor, Slots]] = []
-        for (part, own, g_part, options), (dot, own_dot, g_part_dot, _) in zip(
-            parameters, tangents
-        ):
-            step = partial(self._differentiated, options)
-            along = partial(_jvp_along, step, (part, g_part, own))
-            after.append(vmap(along)(dot, g_part_dot, own_dot))
+        for each, part, tangent in zip(parameters, at, tangents):
+            along = partial(_jvp_along, partial(self.formula.derived, options=each.options), part)
+            after.append(vmap(along)(*tangent))
         lead = before.theta.shape[:-1]
-        dot = _flatten([part_dot for part_dot, _ in after], lead)
-        slots_dot = self._join_slots([own_dot for _, own_dot in after], lead)
-        return replace(before, theta=dot, slots={n: slots_dot[n] for n in state.slots})
+        theta_dot = _flatten([part for part, _ in after], lead)
+        slots_dot = _join_slots([part for _, part in after], lead)
+        return replace(before, theta=theta_dot, slots={n: slots_dot[n] for n in state.slots})
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]
     ) -> dict[str, Tensor]:
         """A slot by the names of the parameters that have it, each in its own shape."""
-        every = self._slot_shapes(self._initial_clock, hyperparams)
-        shapes = {name: own[slot] for name, own in zip(layout.names, every) if slot in own}
+        parameters = self._parameters(self._initial_clock, hyperparams)
+        shapes = {
+            name: each.slots[slot]
+            for name, each in zip(layout.names, parameters)
+            if slot in each.slots
+        }
         parts = value.split([shape.numel() for shape in shapes.values()])
         return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
-
-    def _differentiated(
-        self, options: Options, theta: Tensor, g: Tensor, slots: Slots
-    ) -> tuple[Tensor, Slots]:
-        return self.formula.derived(theta, g, slots, options)
-
-    # --- parameters side by side ------------------------------------------------------------------
 
     @property
     def _initial_clock(self) -> Clock:
         return tuple(self.formula.counters() for _ in self.shapes)
 
-    def _options(
-        self, clock: Clock, hyperparams: list[Hyperparams]
-    ) -> list[tuple[torch.Size, Options]]:
-        """Each parameter's shape, and what its group tells the formula."""
-        return [
-            (shape, options)
-            for shapes, counters, h in zip(self.shapes, clock, hyperparams)
-            for options in [options_at(h, self.flags, counters)]
-            for shape in shapes
-        ]
+    def _parameters(self, clock: Clock, hyperparams: list[Hyperparams]) -> list["_Parameter"]:
+        """All parameters, in the order of theta."""
+        parameters = []
+        for shapes, counters, h in zip(self.shapes, clock, hyperparams):
+            options = options_at(h, self.flags, counters)
+            for shape in shapes:
+                slots = self.formula.shapes(shape, options)
+                parameters.append(_Parameter(shape, slots, options))
+        return parameters
 
-    def _slot_shapes(
-        self, clock: Clock, hyperparams: list[Hyperparams]
-    ) -> list[dict[str, torch.Size]]:
-        """The shape of each slot of each parameter."""
-        return [self.formula.shapes(shape, o) for shape, o in self._options(clock, hyperparams)]
 
-    def _split(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, hyperparams: list[Hyperparams]
-    ) -> Iterator[tuple[Tensor, Slots, Tensor, Options]]:
-        """Each parameter with its slots, its gradient and its options, in their own shapes."""
-        options = self._options(clock, hyperparams)
-        shapes = self._slot_shapes(clock, hyperparams)
-        sizes = [shape.numel() for shape, _ in options]
-        thetas = theta.split(sizes, -1)
-        gradients = g.split(sizes, -1)
-        parts = {}
-        for name, slot in slots.items():
-            own_sizes = [own[name].numel() if name in own else 0 for own in shapes]
-            parts[name] = slot.split(own_sizes, -1)
-        for k, (shape, o) in enumerate(options):
-            own = {name: _reshape(parts[name][k], s) for name, s in shapes[k].items()}
-            yield _reshape(thetas[k], shape), own, _reshape(gradients[k], shape), o
+@dataclass(frozen=True)
+class _Parameter:
+    shape: torch.Size
+    slots: dict[str, torch.Size]  # their shapes
+    options: Options
 
-    def _join_slots(self, parts: list[Slots], lead: torch.Size) -> Slots:
-        """The slots of all parameters one after the other: each [*lead, numbers]."""
-        names = dict.fromkeys(name for part in parts for name in part)
-        return {
-            name: _flatten([part[name] for part in parts if name in part], lead) for name in names
-        }
+
+def _split(
+    parameters: list[_Parameter], theta: Tensor, g: Tensor, slots: Slots
+) -> list[tuple[Tensor, Tensor, Slots]]:
+    """Each parameter with its gradient and its slots, in their own shapes."""
+    sizes = [each.shape.numel() for each in parameters]
+    slot_parts = {}
+    for name, slot in slots.items():
+        lengths = [each.slots[name].numel() for each in parameters if name in each.slots]
+        slot_parts[name] = iter(slot.split(lengths, -1))
+    return [
+        (
+            _reshape(theta_part, each.shape),
+            _reshape(g_part, each.shape),
+            {name: _reshape(next(slot_parts[name]), shape) for name, shape in each.slots.items()},
+        )
+        for each, theta_part, g_part in zip(parameters, theta.split(sizes, -1), g.split(sizes, -1))
+    ]
 
 
 def _reshape(t: Tensor, shape: torch.Size) -> Tensor:
@@ -436,8 +429,26 @@ def _flatten(parts: list[Tensor], lead: torch.Size) -> Tensor:
     return torch.cat([part.reshape(*lead, -1) for part in parts], -1)
 
 
+def _join_slots(parts: list[Slots], lead: torch.Size) -> Slots:
+    """The slots of all parameters one after the other: each [*lead, numbers]."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _flatten([part[name] for part in parts if name in part], lead) for name in names}
+
+
 def _jvp_along(step: Callable, at: tuple, *tangents: Any) -> Any:
     return jvp(step, at, tangents)[1]
+
+
+def update_by_formula(
+    formula: Formula,
+    flags: Mapping[str, Any],
+    group_sizes: tuple[int, ...],
+    shapes: tuple[tuple[torch.Size, ...], ...],
+) -> Elementwise | Parameterwise:
+    """The update of all parameter groups by a formula. An elementwise one needs no shapes."""
+    if formula.elementwise:
+        return Elementwise(FormulaRule(formula, flags), group_sizes)
+    return Parameterwise(formula, flags, shapes)
 
 
 # --- the check of a formula -----------------------------------------------------------------------
@@ -450,34 +461,45 @@ _SLOPE = 1e-4  # of the largest slope: a finite difference is no better
 _WIDTH = 1e-6  # of a finite difference
 
 
-def check_formula(formula: Formula, optimizer: torch.optim.Optimizer, options: Options) -> None:
+def check_formula(formula: Formula, optimizer: torch.optim.Optimizer) -> None:
     """Take a few steps with random numbers in float64, and compare.
 
     Arguments:
         formula: the pure function.
         optimizer: an optimizer of its class. Its own parameters and memory are left alone.
-        options: of its first parameter group, without "step".
 
     Raises:
         InvalidInput: where they disagree; it says how.
     """
-    rng = torch.Generator().manual_seed(0)
-    draw = lambda shape: torch.randn(shape, generator=rng, dtype=torch.float64)
-    for shape in formula.trials:
-        parameter = torch.nn.Parameter(draw(shape))
-        own = _copy(optimizer, parameter)
-        theta, told = parameter.detach().clone(), dict(options)
-        slots = formula.start(theta, told)
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    flags = read_flags(optimizer.param_groups[0], optimizer.defaults)
+    h = [flatten_options(optimizer.param_groups[0], optimizer.defaults)]
+    for shape in map(torch.Size, formula.trials):
+        parameter = torch.nn.Parameter(draw(*shape))
+        copied = _copy(optimizer, parameter)
+        layout = Layout(("theta",), (shape,), (shape.numel(),), ())
+        smooth = replace(formula, update=formula.smooth or formula.update)
+        pure, derived = (
+            update_by_formula(one, flags, layout.group_sizes, layout.shapes_by_group)
+            for one in (formula, smooth)
+        )
+        theta = parameter.detach().clone().flatten()
+        slots, clock = pure.initial(theta, h)
+        state = State(theta, slots, {}, clock)
         for t in range(1, _STEPS + 1):
-            g = draw(shape)
-            told |= {"step": float(t)} if formula.counts else {}
-            after = _apply(formula, theta, g, slots, told)
-            _check_slope(formula, theta, g, slots, told, draw)
-            parameter.grad = g.clone()
-            own.step()
-            theta, slots = after
-            _compare("theta", theta, parameter.detach(), t)
-            _compare_slots(slots, own.state[parameter], t, counts=formula.counts)
+            g = draw(shape.numel())
+            after = _try_update(pure, state, g, h)
+            _check_slope(derived, state, g, h, draw)
+            parameter.grad = g.view(shape).clone()
+            copied.step()
+            state = after
+            _compare("theta", state.theta.view(shape), parameter.detach(), t)
+            named = {slot: pure.split_slot(layout, slot, state.slots[slot], h) for slot in slots}
+            kept = copied.state[parameter]
+            _compare_slots({slot: parts["theta"] for slot, parts in named.items()}, kept, t)
+            if formula.counts and float(kept.get("step", -1)) != t:
+                raise InvalidInput("The optimizer keeps no counter 'step' of its steps.")
 
 
 def _copy(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.optim.Optimizer:
@@ -485,31 +507,27 @@ def _copy(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.optim.Op
     kind = type(optimizer)
     made: Any = object.__new__(kind)
     # a scheduler puts a step of its own over the class's, and that one would step the original
-    own = {name: value for name, value in vars(optimizer).items() if not hasattr(kind, name)}
-    made.__dict__.update(own)
-    hooks = [name for name in made.__dict__ if name.endswith("_hooks")]
-    made.__dict__.update({name: OrderedDict() for name in hooks})
+    kept = {name: value for name, value in vars(optimizer).items() if not hasattr(kind, name)}
+    kept |= {name: OrderedDict() for name in kept if name.endswith("_hooks")}
+    made.__dict__.update(kept)
     made.state = defaultdict(dict)
     made.param_groups = [{**optimizer.param_groups[0], "params": [parameter]}]
     return made
 
 
-def _apply(formula: Formula, theta: Tensor, g: Tensor, slots: Slots, options: Options):
+def _try_update(
+    pure: Elementwise | Parameterwise, state: State, g: Tensor, hyperparams: list[Hyperparams]
+) -> State:
     try:
-        with torch.no_grad():
-            after, kept = formula.update(theta, g, dict(slots), options)
+        after = pure.update(state, g, hyperparams)
     except Exception as error:  # the formula may be the user's
         raise InvalidInput(f"update(theta, g, slots, numbers) failed: {error!r}") from error
-    if not isinstance(after, Tensor) or not isinstance(kept, Mapping) or set(kept) != set(slots):
+    if set(after.slots) != set(state.slots):
         raise InvalidInput(
             "update(theta, g, slots, numbers) must return theta and a dict of the slots "
-            f"{sorted(slots)}, not {type(after).__name__} and {_names(kept)}."
+            f"{sorted(state.slots)}, not of {sorted(after.slots)}."
         )
-    return after, dict(kept)
-
-
-def _names(kept: Any) -> str:
-    return str(sorted(map(str, kept))) if isinstance(kept, Mapping) else type(kept).__name__
+    return after
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
@@ -525,7 +543,7 @@ def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
         )
 
 
-def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int, *, counts: bool) -> None:
+def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.numel() > 1 and name not in slots:
             raise InvalidInput(
@@ -537,66 +555,42 @@ def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int, *, counts: bo
                 f"The optimizer keeps no '{name}': it has {sorted(map(str, state))}."
             )
         _compare(f"'{name}'", slot, state[name], t)
-    if counts and float(state.get("step", -1)) != t:
-        raise InvalidInput("The optimizer keeps no counter 'step' of its steps.")
 
 
 def _check_slope(
-    formula: Formula, theta: Tensor, g: Tensor, slots: Slots, options: Options, draw: Any
+    pure: Elementwise | Parameterwise,
+    state: State,
+    g: Tensor,
+    hyperparams: list[Hyperparams],
+    draw: Callable[[int], Tensor],
 ) -> None:
     """The derivative along a random direction, by autograd and by a finite difference."""
-    inputs = {"theta": theta, "g": g, **slots}
+    g_dot = draw(len(g))
+    theta_dot = draw(len(state.theta))
     # a square must not become negative; 0 stays
-    along = {name: draw(value.shape) * _size(name, value) for name, value in inputs.items()}
+    slots_dot = {name: draw(len(slot)) * slot.abs() for name, slot in state.slots.items()}
 
     def after(offset: float) -> dict[str, Tensor]:
-        moved = {name: value + offset * along[name] for name, value in inputs.items()}
-        own = {name: moved[name] for name in slots}
-        with torch.no_grad():
-            theta, kept = formula.derived(moved["theta"], moved["g"], own, options)
-        return {"theta": theta, **kept}
+        slots = {name: slot + offset * slots_dot[name] for name, slot in state.slots.items()}
+        moved = replace(state, theta=state.theta + offset * theta_dot, slots=slots)
+        return pure.update(moved, g + offset * g_dot, hyperparams).tensors()
 
-    step = lambda theta, slots, g: formula.derived(theta, g, slots, options)
+    tangent = Derivative(theta_dot, slots_dot).map(lambda t: t[None])
     try:
-        slopes = (
-            _elementwise(step, inputs, along)
-            if formula.elementwise
-            else _by_blocks(step, inputs, along)
-        )
-    except InvalidInput:
-        raise
+        slope = pure.jvp(state, g, hyperparams, tangent, g_dot[None])
     except Exception as error:  # the formula may be the user's
         raise InvalidInput(f"update cannot be differentiated by autograd: {error!r}") from error
-    up, down = after(_WIDTH), after(-_WIDTH)
-    for name, slope in slopes.items():
+    up = after(_WIDTH)
+    down = after(-_WIDTH)
+    for name, found in slope.tensors().items():
         difference = (up[name] - down[name]) / (2 * _WIDTH)
-        error = float((difference - slope).abs().max())
+        error = float((difference - found[0]).abs().max())
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
             raise InvalidInput(
-                f"The derivative of {name} does not match a finite difference (they differ by up "
-                f"to {error:.1e}). Is every number treated alike, by functions that autograd knows?"
+                f"The derivative of {name.removeprefix('slot.')} does not match a finite "
+                f"difference (they differ by up to {error:.1e}). Is every number treated alike, by "
+                "functions that autograd knows?"
             )
-
-
-def _size(name: str, value: Tensor) -> Tensor | float:
-    return 1.0 if name in ("theta", "g") else value.abs()
-
-
-def _elementwise(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
-    slots = {name: value for name, value in inputs.items() if name not in ("theta", "g")}
-    table = differentiate_table(step, inputs["theta"], slots, inputs["g"])
-    slopes = {name: torch.zeros_like(inputs["theta"]) for name in ("theta", *slots)}
-    for (out, source), entry in table.items():
-        slopes[out] = slopes[out] + entry * along[source]
-    return slopes
-
-
-def _by_blocks(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
-    names = [name for name in inputs if name not in ("theta", "g")]
-    at = lambda t: (t["theta"], {name: t[name] for name in names}, t["g"])
-    pushed: Any = jvp(step, at(inputs), at(along))
-    theta, slots = pushed[1]
-    return {"theta": theta, **slots}
 
 
 # --- registered formulas --------------------------------------------------------------------------
@@ -656,7 +650,8 @@ def register(
     parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     try:
         made = optimizer([parameter], **(options or {}))
-        counts = _keeps_counter(made, parameter)
+        parameter.grad = torch.full_like(parameter, 0.5)
+        made.step()
     except Exception as error:  # the class is the user's
         raise InvalidInput(
             f"{optimizer.__name__} could not be tried: {error!r}. Pass the arguments that it is "
@@ -668,11 +663,11 @@ def register(
         lambda shape, options: dict.fromkeys(first, shape),
         elementwise=True,
         first=first,
-        counts=counts,
+        counts="step" in made.state[parameter],
         trials=((7,),),
     )
     try:
-        check_formula(formula, made, _options_of(made))
+        check_formula(formula, made)
     except InvalidInput as error:
         raise InvalidInput(f"{optimizer.__name__} cannot be registered. {error}") from error
     _REGISTERED[optimizer] = formula
@@ -685,18 +680,18 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
         NotSupported: where the formula known by its class name is not what it computes.
     """
     kind = type(optimizer)
-    if (own := _REGISTERED.get(kind)) is not None:
-        return own
+    if kind in _REGISTERED:
+        return _REGISTERED[kind]
     name = kind.__name__
     of_torch = getattr(torch.optim, name, None) is kind
     formula = (OF_TORCH if of_torch else OF_PACKAGES).get(name)
     if formula is None:
         return None
-    options = _options_of(optimizer)
-    key = (kind, tuple((k, v) for k, v in options.items() if isinstance(v, (bool, str))))
+    flags = read_flags(optimizer.param_groups[0], optimizer.defaults)
+    key = (kind, tuple(flags.items()))
     if key not in _CHECKED:
         try:
-            check_formula(formula, optimizer, options)
+            check_formula(formula, optimizer)
         except Exception as error:  # the class is not ours
             raise NotSupported(
                 f"The optimizer {name} of {kind.__module__} is not the {name} that dross knows, or "
@@ -709,25 +704,10 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
 
 def formula_named(name: str) -> Formula:
     """The formula that a tape names."""
-    every = [*OF_TORCH.values(), *OF_PACKAGES.values(), *_REGISTERED.values()]
-    for formula in every:
+    for formula in (*OF_TORCH.values(), *OF_PACKAGES.values(), *_REGISTERED.values()):
         if formula.name == name:
             return formula
     raise NotSupported(
         f"The tape was recorded with {name}, whose rule is not known here. Call "
         "dross.optim.register(...) before opening it, as when it was recorded."
     )
-
-
-def _options_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The options of the first parameter group, as a formula is told them."""
-    group, own = optimizer.param_groups[0], optimizer.defaults
-    return {**group_options(flatten_options(group, own)), **read_flags(group, own)}
-
-
-def _keeps_counter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    parameter.grad = torch.full_like(parameter, 0.5)
-    optimizer.step()
-    kept = "step" in optimizer.state[parameter]
-    optimizer.state.clear()
-    return kept

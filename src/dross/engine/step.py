@@ -313,23 +313,6 @@ def clip_of(norm: float | None, value: float | None) -> Clip | None:
     return None if value is None else ClipValue(value)
 
 
-_CLIPS: tuple[type, ...] = (ClipNorm, ClipValue)
-_NO_CLIP = -1.0
-
-
-def clip_to_numbers(clip: Clip | None) -> tuple[float, float]:
-    """How a clip is kept on a tape: which kind, and its one number."""
-    if clip is None:
-        return (_NO_CLIP, 0.0)
-    value = clip.max_norm if isinstance(clip, ClipNorm) else clip.limit
-    return float(_CLIPS.index(type(clip))), value
-
-
-def clip_from_numbers(kind: float, value: float) -> Clip | None:
-    """The clip that `clip_to_numbers` wrote down."""
-    return None if kind < 0 else _CLIPS[int(kind)](value)
-
-
 # --- several steps as one pass --------------------------------------------------------------------
 
 # On a GPU the steps of a small network are captured STEPS_AT_ONCE at a time.

@@ -164,15 +164,16 @@ class Adam:
     def _update_fused(self, theta, slots, t, g, h) -> Updated:
         """`update` by the kernel of torch.optim.AdamW(fused=True): the same bits as the loop's."""
         copy = lambda value: value.clone(memory_format=torch.contiguous_format)
-        theta, after = copy(theta), {name: copy(slot) for name, slot in slots.items()}
+        theta = copy(theta)
+        after = {name: copy(slot) for name, slot in slots.items()}
         kernel: Any = getattr(torch, "_fused_adamw_" if self.decoupled else "_fused_adam_")
-        lists = [[theta], [g.contiguous()], [after["exp_avg"]], [after["exp_avg_sq"]]]
-        largest = [after["max_exp_avg_sq"]] if self.amsgrad else []
-        counted = torch.tensor(t, dtype=torch.float32, device=theta.device)
         kernel(
-            *lists,
-            largest,
-            [counted],
+            [theta],
+            [g.contiguous()],
+            [after["exp_avg"]],
+            [after["exp_avg_sq"]],
+            [after["max_exp_avg_sq"]] if self.amsgrad else [],
+            [torch.tensor(t, dtype=torch.float32, device=theta.device)],
             amsgrad=self.amsgrad,
             lr=h["lr"],
             beta1=h["betas.0"],
@@ -191,9 +192,8 @@ class Adam:
         sign = -1.0 if self.maximize else 1.0
         decay = 0.0 if self.decoupled else h["weight_decay"]
         m_by_g, v_by_g = 1 - beta1, 2 * (1 - beta2) * g  # d m' / d g', d v' / d g'
-        by_m, by_v = self._slopes(
-            after, counters["step"] + 1, h
-        )  # d theta' / d m' and d theta' / d x'
+        # d theta' / d m' and d theta' / d x'
+        by_m, by_v = self._slopes(after, counters["step"] + 1, h)
         table: Table = {
             ("exp_avg", "exp_avg"): beta1,
             ("exp_avg", "g"): m_by_g * sign,
@@ -239,36 +239,30 @@ class Adam:
 
 def vjp_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
     """Each source's adjoint: the sum over outputs of (d query / d output) (d output / d source)."""
-    zero = torch.zeros_like(after["theta"])
-
-    def read_column(source: str) -> Tensor:
-        total = _weighted_sum(table, [((output, source), after[output]) for output in after])
-        return zero if total is None else total
-
-    return {source: read_column(source) for source in sources}
+    return {
+        source: _weighted_sum([(table.get((output, source)), a) for output, a in after.items()])
+        for source in sources
+    }
 
 
 def jvp_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
     """How each output moves: the sum over sources of (d output / d source) source_dot."""
-
-    def read_row(output: str) -> Tensor:
-        total = _weighted_sum(table, [((output, source), before[source]) for source in before])
-        return torch.zeros_like(before["theta"]) if total is None else total
-
-    return {output: read_row(output) for output in outputs}
+    return {
+        output: _weighted_sum([(table.get((output, source)), v) for source, v in before.items()])
+        for output in outputs
+    }
 
 
-def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
-    """The sum of table[key] * vector. None where every coefficient is 0."""
+def _weighted_sum(terms: list[tuple[Tensor | float | None, Tensor]]) -> Tensor:
+    """The sum of coefficient * vector. Coefficients of 0 and 1 are not multiplied."""
     total = None
-    for key, vector in terms:
-        coefficient = table.get(key, 0.0)
+    for coefficient, vector in terms:
         constant = coefficient if isinstance(coefficient, float) else None
-        if constant == 0.0:
+        if coefficient is None or constant == 0.0:
             continue
         term = vector if constant == 1.0 else vector * coefficient
         total = term if total is None else total + term
-    return total
+    return torch.zeros_like(terms[0][1]) if total is None else total
 
 
 def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:
@@ -423,7 +417,7 @@ class Elementwise:
         parts = theta.split(self.group_sizes, -1)
         groups = [self.rule.initial(part, h) for part, h in zip(parts, hyperparams)]
         names = groups[0][0]
-        slots = {name: torch.cat([own[name] for own, _ in groups], -1) for name in names}
+        slots = {name: torch.cat([part[name] for part, _ in groups], -1) for name in names}
         return slots, tuple(counters for _, counters in groups)
 
     def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
@@ -474,8 +468,7 @@ class Elementwise:
     def _table(
         self, state: State, hyperparams: list[Hyperparams], group: int, at: Named, slots: Slots
     ) -> Table:
-        counters = state.clock[group]
-        return self.rule.table(at["theta"], slots, counters, at["g"], hyperparams[group])
+        return self.rule.table(at["theta"], slots, state.clock[group], at["g"], hyperparams[group])
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]

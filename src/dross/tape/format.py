@@ -18,7 +18,7 @@ from ..engine.objective import Objective
 from ..engine.optim import Optimizer, OptimizerDescription
 from ..engine.precision import Precision
 from ..engine.state import Layout, Signature, State
-from ..engine.step import Step, clip_from_numbers, clip_to_numbers
+from ..engine.step import Clip, ClipNorm, ClipValue, Step
 from ..errors import CorruptFile, InputChanged
 from .retention import Keep
 
@@ -176,7 +176,7 @@ def describe(
 
 
 _MAY_DIFFER = {"id", "dross", "torch", "digest"}
-_PROGRESS = {"steps", "segments", "end", "average", "shards", "complete", "attention_gap"}
+_MAY_DIFFER |= {"steps", "segments", "end", "average", "shards", "complete", "attention_gap"}
 
 
 def check_same_run(earlier: Manifest, now: Manifest) -> None:
@@ -185,17 +185,15 @@ def check_same_run(earlier: Manifest, now: Manifest) -> None:
     Raises:
         InputChanged: a setting of `now` differs from the one in `earlier`.
     """
-    may_differ = _MAY_DIFFER | _PROGRESS
-    if earlier.complete:
-        may_differ = may_differ | {"device"}  # no step is left to be taken
-    for key in sorted(set(Manifest.__struct_fields__) - may_differ):
+    for key in sorted(set(Manifest.__struct_fields__) - _MAY_DIFFER):
         before = getattr(earlier, key)
         after = getattr(now, key)
+        if key == "device" and earlier.complete:  # no step is left to be taken
+            continue
         if before != after:
             raise InputChanged(
-                f"The tape cannot be continued with other settings: {key} was {_show(before)} and "
-                f"is {_show(after)}. Use the settings it was started with, or overwrite=True to "
-                "start again."
+                f"Cannot resume: {key} changed from {_show(before)} to {_show(after)}. Use the "
+                "settings the run was started with, or overwrite=True to start again."
             )
 
 
@@ -351,7 +349,7 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
     micros = [micro for step in steps for micro in step.micros]
     first, *others = segment.states
     states = (State.stack(segment.states) if others else first.map(lambda t: t[None])).tensors()
-    tensors = {f"{_STATE_PREFIX}{name}": t.cpu() for name, t in states.items()}
+    tensors = {_STATE_PREFIX + name: t.cpu() for name, t in states.items()}
     ids = np.concatenate([m.ids for m in micros] or [np.zeros(0)])
     tensors["ids"] = torch.from_numpy(ids.astype(np.int32))
     tensors["micro.sizes"] = _int32([len(m.ids) for m in micros])
@@ -405,6 +403,18 @@ def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) 
 
 def _int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+def clip_to_numbers(clip: Clip | None) -> tuple[float, float]:
+    """A clip's kind (-1: none, 0: norm, 1: value) and its limit."""
+    if clip is None:
+        return (-1.0, 0.0)
+    return (0.0, clip.max_norm) if isinstance(clip, ClipNorm) else (1.0, clip.limit)
+
+
+def clip_from_numbers(kind: float, limit: float) -> Clip | None:
+    """The clip that `clip_to_numbers` wrote down."""
+    return None if kind < 0 else (ClipNorm, ClipValue)[int(kind)](limit)
 
 
 @dataclass(frozen=True)

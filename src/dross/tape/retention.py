@@ -219,14 +219,3 @@ class Budget(Keep):
             return EveryStep()
         states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER_BYTES)
         return Checkpoints(every=max(1, math.ceil(steps / states)))
-
-
-def seconds_between_commits(took: float) -> float:
-    """How long a quick run waits before its next commit, in seconds.
-
-    Half a second, or long enough that commits take at most a fiftieth of the run's time.
-
-    Arguments:
-        took: seconds that the last commit took.
-    """
-    return max(0.5, 50 * took)

@@ -1,9 +1,9 @@
 """Where the files of a tape lie: in a folder, or behind a URL (s3://, gs://, memory://, file://).
 
 URLs are those that fsspec understands. From a bucket a file is fetched when it is needed and not
-before. What has been fetched and found intact is cached in a temporary folder, up to a bound; the
-least recently used files go first, and the folder goes with the tape. Storage is for reading only:
-a run is recorded into a folder and copied to a bucket afterwards.
+before. What has been fetched and found intact is cached in a temporary folder, up to a bound, and
+the folder goes with the tape. Storage is for reading only: a run is recorded into a folder and
+copied to a bucket afterwards.
 """
 
 import os
@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from pathlib import Path
 
 from .._checks import check_folder
@@ -72,8 +71,7 @@ class Bucket(Storage):
             raise InvalidInput(f"{url} cannot be opened: {error}.") from None
         self.address = url
         self.folder: Path | None = None  # made when the first file is cached
-        #: file -> bytes, the least recently used first
-        self.cached: OrderedDict[str, int] = OrderedDict()
+        self.cached: dict[str, int] = {}  # file -> bytes
 
     @property
     def absolute(self) -> str:
@@ -83,7 +81,6 @@ class Bucket(Storage):
     def read(self, name: str) -> bytes:
         """The content of a file, from the cache or fetched; raises OSError."""
         if self.folder is not None and name in self.cached:
-            self.cached.move_to_end(name)
             return (self.folder / name).read_bytes()
         try:
             return bytes(self.system.cat_file(f"{self.root.rstrip('/')}/{name}"))
@@ -93,15 +90,12 @@ class Bucket(Storage):
             raise OSError(str(error) or type(error).__name__) from error
 
     def cache(self, name: str, raw: bytes) -> None:
-        """Keep a file here, and drop the least recently used ones where there are too many."""
-        if name in self.cached or len(raw) > _MAX_CACHED_BYTES:
+        """Keep a file here, where there is room for it."""
+        if name in self.cached or sum(self.cached.values()) + len(raw) > _MAX_CACHED_BYTES:
             return
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="dross-tape-"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        while sum(self.cached.values()) + len(raw) > _MAX_CACHED_BYTES:
-            oldest, _ = self.cached.popitem(last=False)
-            (self.folder / oldest).unlink(missing_ok=True)
         write_bytes(self.folder / name, raw)
         self.cached[name] = len(raw)
 

@@ -42,7 +42,7 @@ from .format import (
     on_host,
 )
 from .reader import Tape, read_manifest
-from .retention import EveryStep, Keep, seconds_between_commits
+from .retention import EveryStep, Keep
 from .storage import is_url
 
 T = TypeVar("T")
@@ -109,14 +109,6 @@ class TapeWriter:
         """Whether the next step is the first of a segment."""
         return not self.open_steps
 
-    def is_full(self, epoch: int) -> bool:
-        """Whether the open segment has to be flushed before a step of this epoch is added."""
-        if not self.open_steps:
-            return False
-        length = self.keep.length(self.segment_start, self.planned, self.state_bytes)
-        new_epoch = self.keep.last_epochs is not None and epoch != self.open_steps[-1][0].epoch
-        return new_epoch or len(self.open_steps) >= length
-
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """Append a step. `after` may be left out where `flush` is given the end."""
         if before is not None and after is not None:
@@ -132,7 +124,11 @@ class TapeWriter:
         after: gives the state after the last step, where `add` has none.
         """
         self._poll()
-        if self.is_full(epoch):
+        if not self.open_steps:
+            return
+        length = self.keep.length(self.segment_start, self.planned, self.state_bytes)
+        new_epoch = self.keep.last_epochs is not None and epoch != self.open_steps[-1][0].epoch
+        if new_epoch or len(self.open_steps) >= length:
             self.flush(None if after is None else after())
 
     def flush(self, after: State | None = None) -> None:
@@ -161,14 +157,15 @@ class TapeWriter:
         with suppress(DrossError):  # it is tried again: there may be room by now
             self._poll(wait_for_it=True)
         self._write_closed(after, commit=True)
-        old = entry = self.manifest.average
+        before = self.manifest.average
+        after_run = before
         if average is not None:
             name = f"average-{self.next_step:012d}.safetensors"
-            entry = self._write(name, average.encode(), average.notes)
-            self._sync(entry.file)
-        self._commit(replace(self.manifest, average=entry, complete=complete))
-        if old is not None and old.file != entry.file:
-            self._remove([old.file])
+            after_run = self._write(name, average.encode(), average.notes)
+            self._sync(after_run.file)
+        self._commit(replace(self.manifest, average=after_run, complete=complete))
+        if before is not None and after_run is not None and before.file != after_run.file:
+            self._remove([before.file])
 
     # --- in a thread of its own -------------------------------------------------------------------
 
@@ -375,6 +372,17 @@ class TapeWriter:
         return result
 
 
+def seconds_between_commits(took: float) -> float:
+    """How long a quick run waits before its next commit, in seconds.
+
+    Half a second, or long enough that commits take at most a fiftieth of the run's time.
+
+    Arguments:
+        took: seconds that the last commit took.
+    """
+    return max(0.5, 50 * took)
+
+
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> Manifest | None:
     """Prepare a folder for a tape.
 
@@ -405,8 +413,8 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for kind in ("segment", "shard", "state", "average", "retrace"):
-            for file in folder.glob(f"{kind}-*.safetensors*"):
+        for file in folder.iterdir():
+            if _OF_A_TAPE.fullmatch(file.name):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
         raise InvalidInput(f"{folder} exists and is not a tape. Choose another folder.")
@@ -419,7 +427,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
 
 _OF_A_TAPE = re.compile(
-    r"((segment|shard|state|average)-[0-9a-z-]+\.safetensors|manifest\.json)(\.tmp)?"
+    r"((segment|shard|state|average|retrace)-[0-9a-z-]+\.safetensors|manifest\.json)(\.tmp)?"
 )
 
 
@@ -436,22 +444,19 @@ def _remove_temporary_files(folder: Path) -> None:
 
 
 def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> DrossError:
-    """What a failed write means, and how far the tape is whole."""
-    causes = {
-        errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
-        "with keep=Checkpoints() or keep=Budget(bytes)",
-        errno.EDQUOT: "your disk quota is used up",
-        errno.EACCES: "you have no permission to write to the folder",
-        errno.EROFS: "the disk is read-only",
-    }
+    """The error for a failed write, which says how far the tape is whole."""
+    cause = str(error)
     if isinstance(error, OSError):
         number = error.errno
-        text = error.strerror or str(error)
+        cause = error.strerror or cause
     else:  # its text ends in "(os error 28)"
-        match = re.search(r"\(os error (\d+)\)", str(error))
+        match = re.search(r"\(os error (\d+)\)", cause)
         number = int(match[1]) if match else None
-        text = str(error)
-    cause = causes.get(number or 0, text)
+    if number == errno.ENOSPC:
+        cause = (
+            "the disk is full. Free some space; or, in a program of your own, keep less with "
+            "keep=Checkpoints() or keep=Budget(bytes)"
+        )
     return DrossError(
         f"{path} cannot be written: {cause}. The recorded run is whole up to step {steps}."
     )
