@@ -22,7 +22,7 @@ def test_highly_skewed_numbers_are_learnt_on_a_logarithmic_scale():
     wealth, size = np.exp(3 * rng.normal(size=400)), rng.normal(size=400)
     wealth[:3] = 1e9, -1e9, np.nan
     content = pandas.DataFrame({"wealth": wealth.astype(str), "size": size.astype(str)})
-    columns = infer_columns(content)
+    columns = infer_columns(content, {})
     encoder = TableEncoder(content, columns)
     assert encoder.skewed == ["wealth"]
     now, usual = encoder(content).numpy(), slice(3, None)

@@ -2,47 +2,52 @@
 
 import pytest
 
-from dross.cleaning.tables import check_separator, decode_text, guess_separator, read_records
+from dross.cleaning.tables import check_separator, decode_text, guess_separator, parse_csv
 from dross.errors import InvalidInput
+
+
+def rows(table) -> list[list[str]]:
+    return table.to_numpy().tolist()
 
 
 def test_rows_are_numbered_by_the_lines_they_begin_on():
     text = '\n\na,b\n1,2\n\n  \n3,"two\nlines"\r\n\r\n5,6'
-    records = read_records(text, ",", "t.csv")
-    assert records.names == ["a", "b"]
-    assert records.rows == [["1", "2"], ["3", "two\nlines"], ["5", "6"]]
-    assert records.lines == [4, 7, 10]
+    table, _ = parse_csv(text, ",", "t.csv")
+    assert table.columns.tolist() == ["a", "b"]
+    assert rows(table) == [["1", "2"], ["3", "two\nlines"], ["5", "6"]]
+    assert table.index.tolist() == [4, 7, 10]
     lines = text.splitlines()
-    assert [lines[line - 1][0] for line in records.lines] == ["1", "3", "5"]
+    assert [lines[line - 1][0] for line in table.index] == ["1", "3", "5"]
 
 
 def test_a_copy_has_the_same_rows_and_its_own_spaces():
     plain = "a, b\n 1, x\n   \n2,  y \n"
-    assert read_records(plain, ",", "t").rows == [["1", "x"], ["2", "y "]]
-    exact = read_records(plain, ",", "t", verbatim=True)
-    assert exact.names == ["a", " b"] and exact.rows == [[" 1", " x"], ["2", "  y "]]
+    assert rows(parse_csv(plain, ",", "t")[0]) == [["1", "x"], ["2", "y "]]
+    exact, _ = parse_csv(plain, ",", "t", verbatim=True)
+    assert exact.columns.tolist() == ["a", " b"]
+    assert rows(exact) == [[" 1", " x"], ["2", "  y "]]
     quoted = 'a, b\n1, "x, y"\n'  # without skipping the space, this row would have three cells
     for verbatim in (False, True):
-        assert read_records(quoted, ",", "t", verbatim=verbatim).rows == [["1", "x, y"]]
+        assert rows(parse_csv(quoted, ",", "t", verbatim=verbatim)[0]) == [["1", "x, y"]]
 
 
 def test_rows_that_are_too_long_or_too_short():
     with pytest.raises(
         InvalidInput, match=r"line 4 has 3 cells, but the first has 2 names.*separator"
     ):
-        read_records("a,b\n1,2\n\n1,2,3\n", ",", "t.csv")
-    records = read_records("a,b\n1\n1,2\n", ",", "t.csv")
-    assert records.rows == [["1", ""], ["1", "2"]] and records.short == [2]
+        parse_csv("a,b\n1,2\n\n1,2,3\n", ",", "t.csv")
+    table, short = parse_csv("a,b\n1\n1,2\n", ",", "t.csv")
+    assert rows(table) == [["1", ""], ["1", "2"]] and short == [2]
 
 
 def test_a_quote_that_is_never_closed_is_refused_by_its_line():
     with pytest.raises(InvalidInput, match="line 3 and never closed"):
-        read_records('a,b\n1,2\n3,"4\n5,6\n', ",", "t.csv")
+        parse_csv('a,b\n1,2\n3,"4\n5,6\n', ",", "t.csv")
 
 
 def test_cells_may_be_long():
     long = "x" * 200_000
-    assert read_records(f"a,b\n{long},1\n", ",", "t").rows == [[long, "1"]]
+    assert rows(parse_csv(f"a,b\n{long},1\n", ",", "t")[0]) == [[long, "1"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dross import cli
 from dross.cleaning import examine
 from dross.cleaning.images import place_images
 from dross.cleaning.modality import RowEdits
-from dross.cleaning.tables import copy_table
+from dross.cleaning.tables import Reading, copy_table
 from dross.demo import load_flipped_digits, write_images
 from dross.errors import InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
@@ -147,7 +147,7 @@ def test_a_named_index_of_a_parquet_file_is_copied(tmp_path):
     source = tmp_path / "t.parquet"
     for name in ("out.parquet", "out.csv"):
         suffix = f".{name.split('.')[1]}"
-        raw, count = copy_table(source.read_bytes(), source, suffix, "kind", edits)
+        raw, count = copy_table(source.read_bytes(), source, suffix, "kind", edits, Reading())
         (tmp_path / name).write_bytes(raw)
         assert count == 1
     assert pandas.read_parquet(tmp_path / "out.parquet").reset_index().iloc[0].tolist() == [

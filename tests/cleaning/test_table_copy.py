@@ -11,13 +11,13 @@ from dross.cleaning.tables import Reading, copy_table
 from dross.errors import InvalidInput
 
 
-def copy_file(path, *given):
-    return copy_table(path.read_bytes(), path, *given)
+def copy_file(path, suffix: str, label: str, edits: RowEdits, separator: str | None = None):
+    return copy_table(path.read_bytes(), path, suffix, label, edits, Reading(separator))
 
 
-def copied(path, text: str, edits: RowEdits, suffix: str = ".csv", **options) -> str:
+def copied(path, text: str, edits: RowEdits, suffix: str = ".csv", separator=None) -> str:
     path.write_text(text, encoding="utf-8")
-    return copy_table(path.read_bytes(), path, suffix, "y", edits, **options)[0].decode()
+    return copy_file(path, suffix, "y", edits, separator)[0].decode()
 
 
 def test_duplicate_and_empty_names_stay(tmp_path):
@@ -35,7 +35,7 @@ def test_rows_are_found_by_their_lines(tmp_path):
 
 def test_the_separator_that_was_given_is_used(tmp_path):
     changed = RowEdits(relabelled={2: "b"})
-    done = copied(tmp_path / "t.csv", "x^y\n1,5^a\n", changed, ".tsv", reading=Reading("^"))
+    done = copied(tmp_path / "t.csv", "x^y\n1,5^a\n", changed, ".tsv", "^")
     assert done == "x\ty\n1,5\tb\n"
 
 

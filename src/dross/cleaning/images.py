@@ -17,7 +17,7 @@ from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
 from .memory import is_in_array, read_picture
 from .modality import Frame, Modality, RowEdits, Source
-from .tables import AS_USUAL, Reading, as_text, has_content, read_frame
+from .tables import Reading, as_text, has_content, read_frame
 
 # Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
@@ -121,7 +121,7 @@ def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> l
     return notes
 
 
-def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUAL) -> Source:
+def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Source:
     """Read the pictures that a table lists.
 
     Arguments:
@@ -130,7 +130,7 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUA
         label: The column of classes.
         reading: How to read the table.
     """
-    frame, notes = read_frame(table, reading=reading, asked=[label, paths])
+    frame, notes = read_frame(table, reading=reading, needed=[label, paths])
     whole = has_content(frame[paths]) & has_content(frame[label])
     if not whole.all():
         lacking = ("row lacks a path or a label and is", "rows lack a path or a label and are")
