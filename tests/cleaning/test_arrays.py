@@ -12,10 +12,10 @@ import dross
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.memory import (
     file_name,
-    give_back,
     pixels_of,
-    read_picture,
-    take_given,
+    read_image,
+    restore_data,
+    store_data,
 )
 from dross.errors import InvalidInput
 
@@ -38,17 +38,17 @@ FRAME = pandas.DataFrame(
 
 def take(x, y, place, **options):
     """The files, the request for them, and what is given back when nothing is edited."""
-    given = take_given(x, y, options.pop("others", {}), place, **options)
+    stored = store_data(x, y, options.pop("others", {}), place, **options)
     request = Request(
         file_name("train"),
-        given.label,
-        text=given.text,
-        images=given.images,
-        columns=given.columns,
-        given=given.about,
+        stored.label,
+        text=stored.text,
+        images=stored.images,
+        columns=stored.columns,
+        memory=stored.types,
     ).located(place)
     frame = pandas.read_parquet(request.data)
-    back = give_back(frame, given.label, given.about, pixels_of(place / file_name("train")))
+    back = restore_data(frame, stored.label, stored.types, pixels_of(place / file_name("train")))
     return prepare(request), back
 
 
@@ -146,7 +146,7 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
     kept = pandas.read_parquet(tmp_path / file_name("validation"))
     assert kept.columns.tolist() == ["x0", "x1", "x2", "label"] and len(kept) == 20
     assert not (tmp_path / file_name("test")).exists()
-    with pytest.raises(InvalidInput, match="only one of them is pictures"):
+    with pytest.raises(InvalidInput, match="only one of them is images"):
         take(NUMBERS, KINDS, tmp_path, others={"test": (PIXELS, KINDS)})
     with pytest.raises(InvalidInput, match=r"validation=\(X, y\)"):
         take(NUMBERS, KINDS, tmp_path, others={"validation": NUMBERS})
@@ -158,13 +158,13 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
 def test_pictures_are_scaled_for_the_eye(tmp_path):
     grey = np.linspace(-2, 2, 2 * 4 * 4).reshape(2, 4, 4)
     np.save(tmp_path / "data.npy", grey)
-    first, last = (read_picture(tmp_path / "data.npy" / str(k)) for k in (0, 1))
+    first, last = (read_image(tmp_path / "data.npy" / str(k)) for k in (0, 1))
     assert first is not None and last is not None and first.shape == (4, 4, 3)
     assert first.min() == 0 and last.max() == 255
-    assert read_picture(tmp_path / "data.npy" / "2") is None
-    assert read_picture(tmp_path / "none.npy" / "0") is None
+    assert read_image(tmp_path / "data.npy" / "2") is None
+    assert read_image(tmp_path / "none.npy" / "0") is None
     np.save(tmp_path / "colour.npy", np.full((1, 4, 4, 4), 0.5))
-    colour = read_picture(tmp_path / "colour.npy" / "0")
+    colour = read_image(tmp_path / "colour.npy" / "0")
     assert colour is not None and colour.dtype == np.uint8 and (colour == 128).all()
 
 
@@ -207,7 +207,7 @@ def missing(place):
         ({"a": 1}, KINDS, r"X has the type dict"),
         (NUMBERS.astype(complex), KINDS, r"complex"),
         (np.zeros((N, 2, 2, 2)), KINDS, r"1, 3 or 4 channels"),
-        (np.zeros((N, 2, 2, 2, 3)), KINDS, r"taken for pictures"),
+        (np.zeros((N, 2, 2, 2, 3)), KINDS, r"taken for images"),
         (np.full((N, 4, 4), np.nan), KINDS, r"pixels that are not finite"),
         (sparse.csr_matrix((100_000, 1_000)), [0] * 100_000, r"TruncatedSVD"),
     ],

@@ -73,7 +73,7 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
     said = []
     dross.clean(x, y, out=arrays.folder, say=said.append, **SMALL)
     assert "already" in said[-1]
-    (arrays.folder / "given" / "data.parquet").unlink()
+    (arrays.folder / "data" / "train.parquet").unlink()
     with pytest.raises(InvalidInput, match="There is no file"):
         dross.judge(arrays.folder, remove=5)
     dross.clean(x, y, out=arrays.folder, **SMALL)  # mends it
@@ -87,7 +87,7 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
 
 
 def test_a_changed_copy_is_noticed(arrays, tmp_path):
-    path = arrays.folder / "given" / "data.parquet"
+    path = arrays.folder / "data" / "train.parquet"
     with pytest.raises(InvalidInput, match=r"which is never touched|a file of the project itself"):
         dross.export(arrays.folder, path, remove=5, overwrite=True)
     frame = pandas.read_parquet(path)
@@ -98,8 +98,8 @@ def test_a_changed_copy_is_noticed(arrays, tmp_path):
 
 
 def test_a_project_that_lies_about_its_types_is_damaged(arrays):
-    set_in_json(arrays.folder / "project.json", request__given__x="tensor")
-    with pytest.raises(CorruptFile, match="how its data were given"):
+    set_in_json(arrays.folder / "project.json", request__memory__x_dtype="no type")
+    with pytest.raises(CorruptFile, match="record of the types of its data"):
         dross.Project.open(arrays.folder).cleaned(remove=5)
 
 
@@ -137,7 +137,7 @@ def test_pictures_as_a_tensor(tmp_path):
     assert labels.dtype == torch.int64 and bool((left[labels == 1].mean() > 0.6).item())
     exported = dross.export(project.folder, tmp_path / "list.csv", remove=4)
     assert exported.written == 76
-    array = project.folder / "given" / "data.npy"
+    array = project.folder / "data" / "train.npy"
     np.save(array, np.load(array) * 0.5)
     with pytest.raises(InputChanged, match="changed"):
         project.cleaned(remove=4)

@@ -21,7 +21,7 @@ from .chats import CHATS, check_same_format, copy_chats
 from .edits import ChosenEdits, choose_edits
 from .images import copy_folder
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
-from .memory import give_back, pixels_of
+from .memory import pixels_of, restore_data
 from .modality import RowEdits
 from .project import Project
 from .project_files import MEND, is_written_by_dross
@@ -207,12 +207,12 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
             return [json.loads(line) for line in raw.split(b"\n") if line.strip()]
         return pandas.read_csv(io.BytesIO(raw))
     frame = pandas.read_parquet(io.BytesIO(raw))
-    if request.given is None:
+    if request.memory is None:
         return frame
     try:
-        return give_back(frame, project.info.label, request.given, pixels_of(source))
+        return restore_data(frame, project.info.label, request.memory, pixels_of(source))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptFile(
-            f"{project.folder} holds no valid record of how its data were given "
+            f"{project.folder} holds no valid record of the types of its data "
             f"({first_line(error)}). {MEND}"
         ) from error

@@ -15,7 +15,7 @@ from PIL import Image
 from .._io import digest_bytes, join_digests, make_folder, sync_folder
 from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
-from .memory import is_in_array, read_picture
+from .memory import is_in_array, read_image
 from .modality import Frame, Modality, RowEdits, Source
 from .tables import Reading, as_text, has_content, read_frame
 
@@ -169,7 +169,7 @@ def _open(path: Path) -> np.ndarray | None:
     They are uint8, or float32 where a picture has more than 256 shades.
     """
     if is_in_array(path):
-        return read_picture(path)
+        return read_image(path)
     if not os.path.isfile(path):  # opening a pipe would wait for ever
         return None
     try:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
 from .images import IMAGES, ImageEncoder, list_pictures, read_folder, read_listing
-from .memory import is_given_file, pixels_of
+from .memory import DataTypes, is_stored_file, pixels_of
 from .modality import (
     MIN_INSTANCES,
     PARTS,
@@ -59,7 +58,7 @@ class Request:
     seed: int = 0
     separator: str | None = None  # between the cells of a CSV file
     na: list[str] | None = None  # cells that count as missing, besides empty ones
-    given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
+    memory: DataTypes | None = None  # what the data were, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
 
@@ -84,13 +83,13 @@ class Request:
     @property
     def reading(self) -> Reading:
         """How tables are read."""
-        return Reading(self.separator, self.na, from_memory=self.given is not None)
+        return Reading(self.separator, self.na, from_memory=self.memory is not None)
 
     def located(self, folder: Path) -> "Request":
         """The same with the paths of data from Python's memory, which a project's folder keeps."""
-        if self.given is None:
+        if self.memory is None:
             return self
-        names = [name for name in ("data", *PARTS[1:]) if is_given_file(getattr(self, name))]
+        names = [name for name in ("data", *PARTS[1:]) if is_stored_file(getattr(self, name))]
         paths = {name: str(folder.resolve() / getattr(self, name)) for name in names}
         return replace(self, **paths)
 
@@ -234,7 +233,7 @@ def input_paths(request: Request) -> dict[str, Path]:
     """{"data": its path, ...} of every file and folder that the user gave and that is there."""
     given = {name: getattr(request, name, None) for name in _GIVEN_AS}
     paths = {name: Path(path) for name, path in given.items() if path is not None}
-    if request.given is not None:
+    if request.memory is not None:
         parts = {name: path for name, path in paths.items() if name != "features"}
         paths |= {f"{name} pixels": pixels_of(path) for name, path in parts.items()}
     return {name: path for name, path in paths.items() if path.exists()}

@@ -25,7 +25,7 @@ from .examine import Outcome, examine
 from .images import load_thumbnail
 from .inputs import Request, digest_inputs, prepare
 from .job import Job, Say
-from .memory import file_name, is_given, keep_files, take_given
+from .memory import file_name, is_in_memory, keep_files, store_data
 from .modality import PARTS, Frame, PreparedData, data_digest
 from .model_choice import choose_backbone, count_trainings, find_recipe
 from .project import DIGESTED, LABELS, Project, check_answer, claimed_folder
@@ -174,10 +174,10 @@ def clean(
         say=say or (lambda _: None),
     )
     parts = {"validation": validation, "test": test}
-    if not is_given(data):
+    if not is_in_memory(data):
         return call.run(_request_files(data, label, parts, asked))
     with TemporaryDirectory(prefix="dross-") as place:
-        request = _request_given(data, label, parts, asked, Path(place))
+        request = _request_stored(data, label, parts, asked, Path(place))
         return call.run(request, kept_in=Path(place))
 
 
@@ -186,7 +186,7 @@ def _request_files(
 ) -> Request:
     """The request for a file, a folder or a function."""
     for name, value in {"label": label, **parts}.items():
-        if is_given(value):
+        if is_in_memory(value):
             raise InvalidInput(
                 f"{name} has the type {type(value).__name__}, but the data are the name of a "
                 "file. Give both as files and columns, or both as data: dross.clean(X, y)."
@@ -195,23 +195,23 @@ def _request_files(
     return Request(absolute(data), label, **paths, **asked)
 
 
-def _request_given(
+def _request_stored(
     data: Any, label: Any, parts: dict[str, Any], asked: dict[str, Any], place: Path
 ) -> Request:
     """The request for data themselves, which are written under `place` as files."""
-    given = take_given(data, label, parts, place, text=asked["text"], images=asked["images"])
+    stored = store_data(data, label, parts, place, text=asked["text"], images=asked["images"])
     paths = {
-        part: file_name(part) if is_given(value) else absolute(value)
+        part: file_name(part) if is_in_memory(value) else absolute(value)
         for part, value in parts.items()
         if value is not None
     }
     found: dict[str, Any] = {
-        "text": given.text,
-        "images": given.images,
-        "columns": given.columns | asked["columns"],
-        "given": given.about,
+        "text": stored.text,
+        "images": stored.images,
+        "columns": stored.columns | asked["columns"],
+        "memory": stored.types,
     }
-    return Request(file_name("train"), given.label, **paths, **(asked | found))
+    return Request(file_name("train"), stored.label, **paths, **(asked | found))
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def absolute(given: str | os.PathLike) -> str:
 
 
 def _default_folder(data: Any) -> Path:
-    if is_given(data):
+    if is_in_memory(data):
         return Path("runs") / "data"
     return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
 

@@ -9,7 +9,7 @@ labels.parquet        the labels that a person may check: of the validation file
 tokens.parquet        for chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
-given/                the data themselves, where they were given from Python and not as a file
+data/                 the data themselves, where they came from Python and not as a file
 pictures/             small copies of the pictures: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each
@@ -43,7 +43,7 @@ from .duplicates import Copies, split_content
 from .explain import Reasons
 from .findings import show_project
 from .inputs import Request, check_output_folder, input_paths
-from .memory import FOLDER as GIVEN
+from .memory import FOLDER as DATA
 from .modality import PARTS, Frame, Modality
 from .plans import PlanResult, draw_plans, list_measures
 from .project_files import (
@@ -430,7 +430,7 @@ def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Pro
         DrossError: it cannot be written.
     """
     check_encodable(str(folder))
-    if info.request.given is None:  # else the folder itself keeps the inputs
+    if info.request.memory is None:  # else the folder itself keeps the inputs
         check_output_folder(folder, input_paths(info.request))
     _check_ownership(folder)
     try:
@@ -482,7 +482,7 @@ def _enter(folder: Path, info: JobInfo, overwrite: bool) -> Project | None:
         delete_written(folder)
         set_decisions_aside(folder)
         return None
-    if BEGUN in names <= {BEGUN, GIVEN, "features"}:  # features are of one data set each
+    if BEGUN in names <= {BEGUN, DATA, "features"}:  # features are of one data set each
         return None  # an attempt that failed before anything else was done
     raise InvalidInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "

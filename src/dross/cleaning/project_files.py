@@ -36,7 +36,7 @@ _WRITTEN = re.compile(
             r"(instances|content|validation|copies|labels|scores|tokens)\.parquet",
             r"scores\.csv",
             r"report\.html",
-            r"given/(data|validation|test)\.(parquet|npy)",
+            r"data/(train|validation|test)\.(parquet|npy)",
             r"pictures/(train|validation|test)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
@@ -48,7 +48,7 @@ _WRITTEN = re.compile(
     )
 )
 _FOLDERS = re.compile(
-    r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
+    r"data|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 

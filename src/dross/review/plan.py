@@ -55,7 +55,7 @@ class RecommendedPlan:
     def _command(self) -> str | None:
         """What to run again once labels are checked; None: the same call of `dross.clean`."""
         info = self.project.info
-        if info.modality.has_tokens or info.request.given is not None:
+        if info.modality.has_tokens or info.request.memory is not None:
             return None
         return write_command(info, self.project.folder, short=True)
 
