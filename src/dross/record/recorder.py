@@ -10,7 +10,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
-from torch.utils.hooks import RemovableHandle
 
 from .._checks import check_folder, check_function, check_number, check_whole
 from ..data.batch import AUGMENT_STREAM, MODEL_STREAM, Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, move_to
 from ..data.seeds import make_generator, mix_seeds
-from ..distributed import ddp
-from ..distributed import fsdp as fsdp
+from ..distributed import ddp, fsdp
 from ..engine.inspect import (
     check_optimizer,
     count_instances,
@@ -45,10 +43,17 @@ from ..tape.writer import check_resume, prepare_folder
 from .average import AverageWatch
 from .replayable import check_first_batch
 from .user_loop import LoopTape, UserLoop
-from .watch import LossHandle, ScalerWatch, StepWatch, check_scaler
+from .watch import LossHandle, StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
+
+
+@atexit.register
+def _save_all() -> None:
+    """Ctrl-C in a loop still leaves every step that was taken."""
+    for recorder in list(_RECORDERS.values()):
+        recorder._save_what_there_is()
 
 
 class Recorder:
@@ -132,9 +137,8 @@ class Recorder:
                 is not given, a small run keeps every state.
 
         Raises:
-            InvalidInput: for arguments that cannot be used.
+            InvalidInput: for arguments that cannot be used, and where there is a tape already.
             NotSupported: for a model that cannot be retraced.
-            InvalidInput: where there is a tape already.
             InputChanged: where the tape to be continued is of another model, loss or optimizer.
         """
         optimizer = unwrap_optimizer(optimizer)
@@ -172,13 +176,17 @@ class Recorder:
             autocast=check_autocast(autocast, device, dtype),
             expected_steps=expected_steps,
         )
-        scaler = check_scaler(scaler)
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise InvalidInput(
+                f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}."
+            )
         wants_resume = check_resume(resume, path)
         earlier = self._loop.ranks.on_first(
             lambda: prepare_folder(path, overwrite=overwrite, resume=wants_resume)
         )
         self._tape = LoopTape(self._loop, path, earlier)
         self._watch = StepWatch(self._loop, self._tape)
+        self._listeners = ExitStack()
         self._closed = False
         self._tape.restore()
         self._listen(scaler)  # last: a recorder that could not be made listens to nothing
@@ -189,36 +197,22 @@ class Recorder:
         return self._loop.instances
 
     def _listen(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Get notified of every step of the optimizer, and of the end of the process.
+        """Get notified of gradients, and of every step of the optimizer, until this is closed.
 
         The hooks keep the recorder alive for as long as the optimizer lives.
         """
-
-        def before(_, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            return None if self._closed else self._watch.before_step(args, kwargs)
-
-        def after(*_) -> None:
-            if not self._closed:
-                self._watch.after_step()
-
-        self._handles: list[RemovableHandle | ScalerWatch] = [
-            self._loop.optimizer.register_step_pre_hook(before),
-            self._loop.optimizer.register_step_post_hook(after),
+        optimizer = self._loop.optimizer
+        handles = (
+            optimizer.register_step_pre_hook(
+                lambda _, args, kwargs: self._watch.before_step(args, kwargs)
+            ),
+            optimizer.register_step_post_hook(lambda *_: self._watch.after_step()),
             *self._watch.gradients.handles,
-        ]
-        if scaler is not None:
-            self._handles.append(
-                ScalerWatch(
-                    scaler,
-                    self._loop.optimizer,
-                    unscaling=self._watch.before_unscaling,
-                    unscaled=self._watch.after_unscaling,
-                    stepped=self._watch.after_scaler_step,
-                )
-            )
-        own = weakref.ref(self)
-        self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
-        atexit.register(self._at_exit)  # Ctrl-C in a loop still leaves every step that was taken
+        )
+        for handle in handles:
+            self._listeners.callback(handle.remove)
+        if scaler is not None and scaler.is_enabled():
+            self._watch.listen_to(scaler, self._listeners)
 
     @property
     def steps(self) -> int:
@@ -247,8 +241,8 @@ class Recorder:
 
         Raises:
             InvalidInput: for ids, inputs or epochs that cannot be used.
-            NotSupported: for a model or an optimizer that cannot be retraced.
-            NotSupported: for a step that could not be reproduced.
+            NotSupported: for a model or an optimizer that cannot be retraced, or a step that cannot
+                be reproduced.
             Diverged: where the training diverges; the tape is whole up to that step.
         """
         batch, ids = self._enter(ids, x, y, epoch)
@@ -479,9 +473,7 @@ class Recorder:
 
     def _finish(self, complete: bool) -> None:
         self._closed = True
-        for handle in self._handles:
-            handle.remove()
-        atexit.unregister(self._at_exit)
+        self._listeners.close()
         whole = not self._watch.stepping and (complete or self._watch.is_untouched)
         buffers = self._watch.buffers_before_pending
         average = self._watch.average

@@ -39,19 +39,19 @@ def check_replayable(
     before: State,
     step: Step,
     batches: Sequence[Batch],
-    after: Tensor,
+    after: State,
     seen: Tensor,
     ranks: Reducer,
     t: int,
 ) -> None:
-    """Take step t again as a pure function, and compare with theta as the loop left it.
+    """Take step t again as a pure function, and compare with the model as the loop left it.
 
     Arguments:
         executor, optimizer: of the run.
         before: the state that the loop stepped from.
         step: what was recorded of the step.
         batches: this rank's micro-batches.
-        after: theta after the loop's own step [p].
+        after: theta and the buffers after the loop's own step.
         seen: the gradient that the optimizer saw [p].
         ranks: each rank rehearses its own batches.
         t: the number of the step.
@@ -61,32 +61,36 @@ def check_replayable(
     """
     step = replace(step, clip=ranks.clip(step.clip))
     with executor.training():
-        _, g, _ = take_step(executor, optimizer, before, step, batches)
+        replayed, g, _ = take_step(executor, optimizer, before, step, batches)
         (g,) = ranks.sum_over_theta(g)
         theta = advance(optimizer, before, step, g, {}).theta
-    _check_size(prepare_gradient(step, g), seen, t)
-    moved = size(after - before.theta, OTHER_ORDER)
+    # Adam's first steps do not depend on the size of the gradient
+    length = float(prepare_gradient(step, g).norm())
+    seen_length = float(seen.norm())
+    if max(length, seen_length) > 2 * min(length, seen_length):
+        raise NotSupported(
+            f"At step {t} the optimizer saw a gradient of length {seen_length:.2e}, and that of "
+            f"the recorded losses has length {length:.2e}. If the loop uses a GradScaler, give it "
+            "to the recorder: dross.Recorder(..., scaler=scaler)."
+        )
+    for name, buffer in after.buffers.items():
+        if not is_close(replayed.buffers[name], buffer, OTHER_ORDER):
+            raise NotSupported(
+                f"The buffer '{name}' after step {t} differs from that of a replay. Does the loop "
+                "call the model once more in train mode, or is there gradient checkpointing, "
+                "which runs a block twice? Then BatchNorm counts a batch twice: checkpoint blocks "
+                "without it."
+            )
+    moved = size(after.theta - before.theta, OTHER_ORDER)
     scale = max(moved, torch.finfo(theta.dtype).tiny)
-    if not is_close(theta, after, OTHER_ORDER, scale=scale):
-        difference = size(theta - after, OTHER_ORDER)
+    if not is_close(theta, after.theta, OTHER_ORDER, scale=scale):
+        difference = size(theta - after.theta, OTHER_ORDER)
         raise NotSupported(
             f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
             f"{moved:.2e}, a replay differs by {difference:.2e}. Does the loop add something to "
             "the loss that is not in the losses it was given (use penalty=), weight them in a way "
             "that is not linear, draw random numbers outside the model, or change the model by "
             "hand?"
-        )
-
-
-def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
-    """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
-    own = float(g.norm())
-    other = float(seen.norm())
-    if max(own, other) > 2 * min(own, other):
-        raise NotSupported(
-            f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
-            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, give it to "
-            "the recorder: dross.Recorder(..., scaler=scaler)."
         )
 
 
@@ -162,13 +166,13 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
 
 
 def check_finite(
-    t: int, after: State, g: Tensor, losses: list[Tensor], ids: np.ndarray, kept: int
+    t: int, after: Tensor, g: Tensor, losses: list[Tensor], ids: np.ndarray, kept: int
 ) -> None:
     """Refuse a step whose gradient or result is not finite.
 
     Arguments:
         t: the number of the step.
-        after: the state that it led to.
+        after: theta after it [p].
         g: its gradient [p].
         losses: of each micro-batch.
         ids: the instances of the step, in the order of the losses.
@@ -178,7 +182,7 @@ def check_finite(
         Diverged: it names the step and the instances.
     """
     gradient_is_finite = _is_finite(g)
-    if gradient_is_finite and _is_finite(after.theta):
+    if gradient_is_finite and _is_finite(after):
         return
     bad = ids[~torch.isfinite(torch.cat(losses)).cpu().numpy()]
     if len(bad):

@@ -104,10 +104,9 @@ def train(
         The recorded run. The model and the optimizer are as if the loop had run on them.
 
     Raises:
-        InvalidInput: for arguments that cannot be used.
+        InvalidInput: for arguments that cannot be used, and where there is a tape already.
         NotSupported: for a model or an optimizer that cannot be retraced.
         Diverged: where the training diverges; the tape is whole up to that step.
-        InvalidInput: where there is a tape already.
         InputChanged: where the tape to be continued is of another run.
     """
     check_keep(keep)
@@ -289,7 +288,7 @@ class TrainingLoop:
         taken = zip(row.steps, row.batches, row.states)
         for t, (step, batches, before) in enumerate(taken, start=row.first):
             after, g, losses = take_step(self.executor, self.optimizer, before, step, batches)
-            check_finite(t, after, g, losses, step.ids, kept=row.first)
+            check_finite(t, after.theta, g, losses, step.ids, kept=row.first)
 
 
 @dataclass(frozen=True)

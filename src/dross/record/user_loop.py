@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
-from ..distributed import ddp
-from ..distributed import fsdp as fsdp
+from ..distributed import ddp, fsdp
 from ..distributed.gather import GatheringLayout, ShardedExecutor
 from ..distributed.ranks import RankReducer, Reducer
 from ..distributed.shards import explain_other_ranks

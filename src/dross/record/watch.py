@@ -5,7 +5,7 @@ own hooks say when a step is taken.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.hooks import RemovableHandle
 
 from ..data.batch import Batch, MicroBatch
 from ..data.fingerprint import checksum
@@ -76,11 +75,9 @@ class StepWatch:
         self._losses: list[Tensor] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
-        self._buffer_counts: dict[str, int] = {}  # of writes, as the last forward pass left them
         self._compared = False  # the kernels of attention
         self._rehearsed: int | None = None  # the last step that was
         self._after: Tensor | None = None  # theta as the last recorded step left it
-        self._parameter_versions: list[tuple[int, int]] = []  # after the last micro-batch
         self.average: AverageWatch | None = None
 
     # --- before and after a forward pass ----------------------------------------------------------
@@ -138,7 +135,6 @@ class StepWatch:
                 "backward() was not called on the losses of this batch, so the batch has no part "
                 "in any step. Call it inside the `with`."
             )
-        self._parameter_versions = self._read_parameter_versions()
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
@@ -151,9 +147,9 @@ class StepWatch:
         buffers = binding.layout.read_buffers(self.loop.model)
         self.poll_average()
         if self._pending:
-            self._check_buffers()
             return buffers
-        self.check_untouched()
+        if self._after is None:
+            self._after = binding.read_theta()
         read = cache(lambda: binding.read(theta=self._after))  # the end of one is the next's start
         writer.make_room(self._epoch, read)
         self._before = read() if writer.wants_state() else None
@@ -198,7 +194,6 @@ class StepWatch:
                     ddp.after_averaging(self.gradients.accept)
             weights.__iadd__(arrived.detach().double().cpu().numpy() * shares)
 
-        self._buffer_counts = self._count_buffer_writes()
         loss.register_hook(watch)
         before = self._losses if len(self._pending) > 1 else []
         self._losses = [*before, loss.detach().expand(count)]
@@ -250,23 +245,6 @@ class StepWatch:
     @property
     def _recorded_cast(self) -> Autocast | None:
         return self.tape.executor.objective.precision.autocast
-
-    # --- buffers ----------------------------------------------------------------------------------
-
-    def _count_buffer_writes(self) -> dict[str, int]:
-        moving = self.tape.binding.layout.moving_buffers
-        own = dict(self.loop.model.named_buffers()) if moving else {}
-        return {name: own[name]._version for name in moving}
-
-    def _check_buffers(self) -> None:
-        """Refuse statistics that move in backward(), where a block is computed once more."""
-        for name, version in self._count_buffer_writes().items():
-            if version != self._buffer_counts[name]:
-                raise NotSupported(
-                    f"The buffer '{name}' moved during backward() of step {self.tape.steps}: "
-                    "gradient checkpointing runs a block twice, and its BatchNorm counts the batch "
-                    "twice. Checkpoint blocks without BatchNorm."
-                )
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
@@ -338,20 +316,10 @@ class StepWatch:
                 f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
                 "and no recorded batch waits for a step."
             )
-        if not self.inside and self._parameter_versions != self._read_parameter_versions():
-            raise NotSupported(
-                f"The model's parameters were changed between backward() and optimizer.step() at "
-                f"step {steps}, by something other than the optimizer. Leave them alone while "
-                "recording."
-            )
-        self._check_buffers()
+        self.check_untouched()
         self.gradients.check_step(self.tape.binding.layout, self.loop.optimizer, steps)
-        self._scale *= scale_in_step(self.loop.optimizer)
+        self._scale *= _scale_in_step(self.loop.optimizer)
         self.stepping = True
-
-    def _read_parameter_versions(self) -> list[tuple[int, int]]:
-        """Where the parameters lie and how often they were written to."""
-        return [(p.data_ptr(), p._version) for p in self.loop.model.parameters()]
 
     def after_step(self) -> None:
         """Write the step that the optimizer has taken; rehearse it where it opens a segment."""
@@ -360,9 +328,9 @@ class StepWatch:
                 f"The optimizer took step {self.tape.steps} without calling its closure, so its "
                 "gradient is not known."
             )
-        if skips_step(self.loop.optimizer):
+        if _skips_step(self.loop.optimizer):
             self.stepping = False
-            return self.skip_step()
+            return self._skip_step()
         ranks = self.loop.ranks
         t = self.tape.steps
         binding = self.tape.binding
@@ -382,7 +350,7 @@ class StepWatch:
         g = self.gradients.flat(binding.layout)
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
-        check_finite(t, State(after), g, self._losses, ids, kept=writer.segment_start)
+        check_finite(t, after, g, self._losses, ids, kept=writer.segment_start)
         opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None
@@ -392,7 +360,7 @@ class StepWatch:
                 self._before,
                 step,
                 batches,
-                after=after,
+                after=State(after, buffers=binding.layout.read_buffers(self.loop.model)),
                 seen=g,
                 ranks=self.tape.rehearsing,
                 t=t,
@@ -409,23 +377,44 @@ class StepWatch:
         self._clip = None
         self._scale = 1.0
 
-    # --- a GradScaler -----------------------------------------------------------------------------
+    # --- a GradScaler: by which scale it divides the gradients, and which steps it skips ----------
 
-    def before_unscaling(self) -> None:
-        """Refuse gradients that something has changed before a GradScaler divides them."""
-        self.gradients.check_unchanged(self.tape.steps)
+    def listen_to(self, scaler: GradScaler, listeners: ExitStack) -> None:
+        """Watch the methods of a scaler that act on the optimizer, until `listeners` is closed.
 
-    def after_unscaling(self, scale: float) -> None:
-        """Note by what a GradScaler has divided the gradients."""
-        self.gradients.accept()
-        self._scale = scale
+        These are `unscale_`, which `step` calls where the loop has not, and `step`. A fused
+        optimizer unscales and skips by itself, by two attributes that the scaler sets during its
+        step.
+        """
+        scaler_unscales = scaler.unscale_
+        scaler_steps = scaler.step
 
-    def after_scaler_step(self) -> None:
-        """Check whether the optimizer has taken the step that its GradScaler was asked for."""
-        if self._pending and not self._stepped and not self._skipping:
-            self.skip_step()
+        def unscale_(optimizer: torch.optim.Optimizer) -> None:
+            if optimizer is not self.loop.optimizer:
+                return scaler_unscales(optimizer)
+            self.gradients.check_unchanged(self.tape.steps)
+            scaler_unscales(optimizer)
+            self.gradients.accept()
+            self._scale = scaler.get_scale()
 
-    def skip_step(self) -> None:
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = scaler_steps(optimizer, *args, **kwargs)
+            handled = self._stepped or self._skipping
+            if optimizer is self.loop.optimizer and self._pending and not handled:
+                self._skip_step()
+            return result
+
+        methods = {"unscale_": unscale_, "step": step}
+        vars(scaler).update(methods)
+
+        def leave() -> None:
+            for name, method in methods.items():
+                if vars(scaler).get(name) is method:
+                    del vars(scaler)[name]
+
+        listeners.callback(leave)
+
+    def _skip_step(self) -> None:
         """Leave out what was computed for a step that was not taken.
 
         Its forward passes may still have moved BatchNorm's statistics: then its micro-batches stay,
@@ -469,8 +458,8 @@ class StepWatch:
         """Refuse parameters that something other than the optimizer has changed."""
         if not self.is_untouched:
             raise NotSupported(
-                f"The model's parameters were changed after step {self.tape.steps - 1} by "
-                "something other than the optimizer (clamping, averaging, loading a checkpoint). "
+                f"The model's parameters were changed before step {self.tape.steps} by something "
+                "other than the optimizer (clamping, averaging, loading a checkpoint). "
                 "Close the recorder first, or leave them alone while recording."
             )
 
@@ -493,9 +482,7 @@ class GradientWatch:
         self.parameters = dict(model.named_parameters())
         self.versions: dict[Tensor, tuple[int, float]] = {}
         trained = [p for p in self.parameters.values() if p.requires_grad]
-        self.handles: list[RemovableHandle] = [
-            p.register_post_accumulate_grad_hook(self._note) for p in trained
-        ]
+        self.handles = [p.register_post_accumulate_grad_hook(self._note) for p in trained]
 
     def accept(self) -> None:
         """Accept what was done to the gradients since backward(): it is recorded."""
@@ -575,77 +562,13 @@ def _mark(g: Tensor) -> tuple[int, float]:
     return id(g), g._version if local is None else float(local().norm())
 
 
-# --- a GradScaler: by which scale it divides the gradients, and which steps it skips ----------------
-
-# Its two methods that act on an optimizer are watched on the object itself: `unscale_`, which `step`
-# calls where the loop has not, and `step`. A fused optimizer unscales and skips by itself, by two
-# attributes that the scaler sets during its step.
-
-
-def check_scaler(scaler: Any) -> GradScaler | None:
-    """The scaler itself, or an error that says what one is; None for one that is disabled."""
-    if scaler is None:
-        return None
-    if not isinstance(scaler, GradScaler):
-        raise InvalidInput(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}.")
-    return scaler if scaler.is_enabled() else None
-
-
-class ScalerWatch:
-    """Gets notified of what a scaler does to one optimizer."""
-
-    def __init__(
-        self,
-        scaler: GradScaler,
-        optimizer: torch.optim.Optimizer,
-        *,
-        unscaling: Callable[[], None],
-        unscaled: Callable[[float], None],
-        stepped: Callable[[], None],
-    ):
-        """Listen from now on, until `remove`.
-
-        Arguments:
-            scaler: the loop's.
-            optimizer: the one that is recorded.
-            unscaling: called before its gradients are divided by the scale.
-            unscaled: called afterwards, with the scale.
-            stepped: called after the scaler's step, whether the optimizer took one or not.
-        """
-        self.scaler = scaler
-        own_unscale = scaler.unscale_
-        own_step = scaler.step
-
-        def unscale_(other: torch.optim.Optimizer) -> None:
-            if other is not optimizer:
-                return own_unscale(other)
-            unscaling()
-            own_unscale(other)
-            unscaled(scaler.get_scale())
-
-        def step(other: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            result = own_step(other, *args, **kwargs)
-            if other is optimizer:
-                stepped()
-            return result
-
-        self._methods = {"unscale_": unscale_, "step": step}
-        scaler.__dict__.update(self._methods)
-
-    def remove(self) -> None:
-        """Leave the scaler as it was."""
-        for name, method in self._methods.items():
-            if self.scaler.__dict__.get(name) is method:
-                del self.scaler.__dict__[name]
-
-
-def scale_in_step(optimizer: torch.optim.Optimizer) -> float:
+def _scale_in_step(optimizer: torch.optim.Optimizer) -> float:
     """The scale by which a fused optimizer divides in the step that it is taking; 1 for others."""
     scale = getattr(optimizer, "grad_scale", None)
     return float(scale) if isinstance(scale, Tensor) else 1.0
 
 
-def skips_step(optimizer: torch.optim.Optimizer) -> bool:
+def _skips_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused optimizer leaves the parameters alone in the step that it is taking."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and float(found_inf) > 0
