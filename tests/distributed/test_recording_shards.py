@@ -5,7 +5,7 @@ import json
 import pytest
 
 import dross
-from dross.distributed.fsdp import check_options
+from dross.distributed.shards import refuse_with_shards
 from dross.errors import CorruptFile, InputChanged, NotSupported
 from dross.tape.reader import Tape
 from dross.tape.writer import rewind
@@ -30,9 +30,9 @@ def recorded_by_one(p, size, tape):
 
 
 def test_options_that_do_not_work_with_shards_are_refused():
-    check_options(penalty=None, scaler=None)
-    with pytest.raises(NotSupported, match="Under fully_shard, penalty is not supported yet"):
-        check_options(scaler=None, penalty=abs)
+    refuse_with_shards(penalty=None, scaler=None)
+    with pytest.raises(NotSupported, match="With states in shards, penalty is not supported yet"):
+        refuse_with_shards(scaler=None, penalty=abs)
 
 
 def check_damage(tape, made):

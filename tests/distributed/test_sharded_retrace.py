@@ -102,7 +102,7 @@ def test_shards_need_a_group_and_keep_no_progress(record, tmp_path):
     run, query = record(p), shard_jobs.queries("", p)[0]
     with pytest.raises(InvalidInput, match="pass their group"):
         run.influence(query, sharded=True)
-    with pytest.raises(NotSupported, match="Leave resume out"):
+    with pytest.raises(NotSupported, match="resume is not supported yet"):
         run.influence(query, sharded=True, group=object(), resume=tmp_path)
-    with pytest.raises(NotSupported, match="average is not held in shards"):
+    with pytest.raises(NotSupported, match="average is not supported yet"):
         run.influence(query, sharded=True, group=object(), weights="average")

@@ -70,20 +70,6 @@ def ranks_of(model: nn.Module) -> RankReducer:
     return RankReducer(meshes.pop().get_group(), device)
 
 
-def check_options(**options: Any) -> None:
-    """Refuse options of a recorder that do not work with shards.
-
-    Raises:
-        NotSupported: it names the option.
-    """
-    for name, value in options.items():
-        if value:
-            raise NotSupported(
-                f"Under fully_shard, {name} is not supported yet. Leave it out, or record under "
-                "DistributedDataParallel."
-            )
-
-
 def refuse_to_open() -> NoReturn:
     """A model under fully_shard is trained, and not asked."""
     raise NotSupported(

@@ -32,9 +32,10 @@ from ..engine.executor import Executor
 from ..engine.objective import Buffers, Gradient, Objective, Vjp
 from ..engine.state import Layout
 from ..errors import InputChanged, InvalidInput, NotSupported
+from ..replay.average import AVERAGE
 from ..replay.recording import Recording
 from .ranks import ALONE, RankReducer, Reducer
-from .shards import ShardReducer
+from .shards import ShardReducer, refuse_with_shards
 from .tape import ShardTape
 
 
@@ -517,8 +518,17 @@ def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None
     )
 
 
+# --- retraces -------------------------------------------------------------------------------------
+
+
 def join_ranks(
-    recording: Recording, group: Any, question: dict[str, Any], *, sharded: bool, show: bool
+    recording: Recording,
+    group: Any,
+    question: dict[str, Any],
+    *,
+    sharded: bool,
+    resumable: bool,
+    show: bool,
 ) -> tuple[Recording, Reducer]:
     """The recording as this process holds it, and the ranks that it shares a retrace with.
 
@@ -528,6 +538,7 @@ def join_ranks(
         question: what is asked, for the message where the ranks ask different things. `steps` are
             the first step that is retraced and the one after the last.
         sharded: whether each rank holds only a shard of every state.
+        resumable: whether progress is kept.
         show: whether to show a bar while files are checked.
 
     Raises:
@@ -535,6 +546,7 @@ def join_ranks(
         NotSupported: where a run cannot be divided this way.
     """
     if sharded:
+        refuse_with_shards(resume=resumable, average=question["weights"] == AVERAGE)
         recording = shard_recording(recording, group)
         ranks = recording.reducer
     else:

@@ -35,7 +35,7 @@ from ..data.batch import AnyBatch
 from ..engine.objective import Objective
 from ..engine.state import Derivative, Layout, State
 from ..engine.step import Clip, ClipNorm
-from ..errors import InputChanged
+from ..errors import InputChanged, NotSupported
 from .ranks import Piece, Question, RankReducer, all_rows
 
 if TYPE_CHECKING:
@@ -146,6 +146,20 @@ def join_shards(shards: Sequence[dict[str, Tensor]], manifest: "Manifest") -> di
                 raise ValueError(f"{name} of shard {rank} has shape {tuple(part.shape)}")
         whole[name] = layout.join(parts)
     return whole
+
+
+def refuse_with_shards(**options: Any) -> None:
+    """Refuse options that do not work where ranks hold shards.
+
+    Raises:
+        NotSupported: it names the option.
+    """
+    for name, value in options.items():
+        if value:
+            raise NotSupported(
+                f"With states in shards, {name} is not supported yet. Leave it out, or use ranks "
+                "that hold whole states (docs/scale.md)."
+            )
 
 
 class ShardReducer(RankReducer):

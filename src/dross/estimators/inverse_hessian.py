@@ -11,7 +11,7 @@ Products with instances' gradients and with the loss's Hessian, at one model in 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -181,20 +181,13 @@ class InfluenceFunction:
         residuals = (product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)
         residual = float(residuals.max())
         values = gradients.products(v) / count
-        details: dict[str, Any] = {
+        details = {
             "residual": residual,
             "converged": residual < _CONVERGED,
             "solver": repr(self.solver),
         }
-        values = values if value.ndim else values[0]
-        return Scores(
-            values,
-            values[..., None, :],
-            query=query,
-            query_value=value.numpy(),
-            step=run.steps,
-            details=details,
-        )
+        by_epoch = values[:, None, :]
+        return Scores.of_query(by_epoch, query, value, step=run.steps, details=details)
 
 
 _CHUNK = 512

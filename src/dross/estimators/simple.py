@@ -76,8 +76,7 @@ def features(run: Run, instances: Instances) -> np.ndarray:
     linear = [module for module in objective.model.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise NotSupported(
-            "Outlier detection looks at the inputs of the model's last linear layer, and this "
-            "model has none."
+            "The features are the inputs of the model's last linear layer, and this model has none."
         )
     seen: list[np.ndarray] = []
     hook = linear[-1].register_forward_pre_hook(

@@ -72,12 +72,10 @@ class TracIn:
             products = InstanceGradients(recording, state, penalty=True).products(seed.theta)
             rows.append(_rate_per_instance(recording, last) * products)
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
-        by_epoch = by_epoch if value.ndim else by_epoch[0]
-        return Scores(
-            by_epoch.sum(-2),
+        return Scores.of_query(
             by_epoch,
-            query=query,
-            query_value=value.numpy(),
+            query,
+            value,
             first_epoch=steps.oldest,
             step=run.steps,
             hessian=False,

@@ -11,8 +11,10 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._checks import check_folder
+from .._checks import check_folder, check_name
 from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
@@ -149,13 +151,17 @@ def counterfactual(
         removal: how.
         options: how to compute them.
     """
-    checked = _check_groups(recording, groups)
-    runs = CounterfactualRuns(recording, steps, _check_removal(removal), options.progress)
+    if not isinstance(groups, Iterable):
+        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
+    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
+    if not checked:
+        raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
+    runs = CounterfactualRuns(recording, steps, removal, options.progress)
     if not options.in_pieces:
         return Counterfactual(tuple(checked), recording, tuple(runs.chunks(checked)))
-    found = _sweep(runs.pack, runs.settings, (), checked, options)
+    packed = _sweep(runs.pack, runs.settings, (), checked, options)
     clock = recording.state_at(steps.stop).clock  # counts steps: the same for every model
-    chunks = [chunk for part in found for chunk in _unpack(part, clock, recording.device)]
+    chunks = [chunk for part in packed for chunk in _unpack(part, clock, recording.device)]
     return Counterfactual(tuple(checked), recording, tuple(chunks))
 
 
@@ -177,13 +183,13 @@ def leave_one_out(
     state = recording.model(weights, steps.stop).state
     values = query.evaluate(recording.objective, state).cpu().numpy()
     groups = [np.array([j]) for j in instances]
-    runs = CounterfactualRuns(recording, steps, _check_removal(removal), options.progress, weights)
+    runs = CounterfactualRuns(recording, steps, removal, options.progress, weights)
     if not options.in_pieces:
         return runs.changes(query, groups)["changes"].numpy()
     settings = runs.settings | {"query": query.name, "values": values.size}
     numbers = (float(values.mean()), float(values.std()))
-    found = _sweep(partial(runs.changes, query), settings, numbers, groups, options)
-    return np.concatenate([part["changes"].numpy() for part in found], axis=-1)
+    results = _sweep(partial(runs.changes, query), settings, numbers, groups, options)
+    return np.concatenate([part["changes"].numpy() for part in results], axis=-1)
 
 
 # --- the runs -------------------------------------------------------------------------------------
@@ -198,6 +204,9 @@ class CounterfactualRuns:
     removal: Removal
     progress: bool = False
     weights: str = MODEL
+
+    def __post_init__(self):
+        check_name("removal", self.removal, get_args(Removal))
 
     @property
     def settings(self) -> dict:
@@ -246,7 +255,13 @@ class CounterfactualRuns:
                 except (DrossError, torch.OutOfMemoryError):
                     raise
                 except (RuntimeError, ValueError, NotImplementedError) as error:
-                    _warn_of_one_by_one(error, len(groups))
+                    warnings.warn(
+                        f"Many copies of this model cannot run at once ({first_line(error)}): "
+                        f"{len(groups)} counterfactual runs will be done one after the other, "
+                        "which takes longer and gives the same numbers.",
+                        DrossWarning,
+                        stacklevel=2,
+                    )
             for at in range(done, len(groups), _SINGLE_RUNS_IN_A_CHUNK):
                 yield self._one_by_one(groups[at : at + _SINGLE_RUNS_IN_A_CHUNK], advance)
 
@@ -257,15 +272,10 @@ class CounterfactualRuns:
         count = _even_size(len(groups), self._count_fitting())
         while at < len(groups):
             chunk = groups[at : at + count]
-            attempt = _Attempt(advance)
             states = None
-            try:
-                free = self.recording.executor.free_memory
-                with MemoryGuard(count, what="models at once", free=free):
-                    states = self._side_by_side([_NOTHING, *chunk], attempt)
-            finally:
-                if states is None:
-                    attempt.take_back()
+            free = self.recording.executor.free_memory
+            with MemoryGuard(count, what="models at once", free=free):
+                states = self._side_by_side([_NOTHING, *chunk], advance)
             if states is None:
                 count = _even_size(len(groups) - at, count // 2)
                 continue
@@ -319,7 +329,7 @@ class CounterfactualRuns:
         return [batch.weighted(_as_weights(mask, batch)) for batch, mask in pairs]
 
     def _side_by_side(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
-        """The models without each group, all in one pass per step."""
+        """The models without each group, all in one pass per step. The first is the replica."""
         recording = self.recording
         executor = recording.executor
         optimizer = recording.optimizer
@@ -328,7 +338,7 @@ class CounterfactualRuns:
         state = self.start.map(lambda t: t.expand(len(groups), *t.shape).contiguous())
         total = self.model.add(None, state, self.steps.first)
         checked = False  # whether a step of the replica was compared with that step taken alone
-        with executor.training():
+        with executor.training(), _taken_back_on_error(advance) as advance:
             for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
                 if cut and not checked:
                     self._check_cuts(step, batches)
@@ -343,7 +353,7 @@ class CounterfactualRuns:
                 checked = checked or self._check_replica(state, g, step, batches)
                 state = advance_state(optimizer, state, step, g, buffers)
                 total = self.model.add(total, state, t + 1)
-                advance(len(groups))
+                advance(len(groups) - 1)
         _check_finite(state)
         return self.model.of_runs(total, state)
 
@@ -445,31 +455,21 @@ class CounterfactualRuns:
         return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
 
 
-class _Attempt:
-    """Moves a progress bar for models side by side; the replica among them does not count."""
+@contextmanager
+def _taken_back_on_error(advance: Advance) -> Iterator[Advance]:
+    """A progress bar's function; after an error the steps have to be taken once more."""
+    done = 0
 
-    def __init__(self, advance: Advance):
-        self.advance = advance
-        self.done = 0
+    def count(steps: int) -> None:
+        nonlocal done
+        done += steps
+        advance(steps)
 
-    def __call__(self, models: int) -> None:
-        """All of them have taken a step."""
-        self.done += models - 1
-        self.advance(models - 1)
-
-    def take_back(self) -> None:
-        """The steps have to be taken once more."""
-        self.advance(-self.done)
-
-
-def _warn_of_one_by_one(error: Exception, count: int) -> None:
-    warnings.warn(
-        f"Many copies of this model cannot run at once ({first_line(error)}): {count} "
-        "counterfactual runs will be done one after the other, which takes longer and gives the "
-        "same numbers.",
-        DrossWarning,
-        stacklevel=3,
-    )
+    try:
+        yield count
+    except BaseException:
+        advance(-done)
+        raise
 
 
 def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
@@ -488,26 +488,6 @@ def _even_size(count: int, most: int) -> int:
     """The size of about equal chunks of at most `most`: a GPU captures one graph per size."""
     chunks = math.ceil(count / max(1, most))
     return math.ceil(count / chunks) if count else 1
-
-
-def _check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
-    """The ids of each group, without repetitions."""
-    if not isinstance(groups, Iterable):
-        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
-    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
-    if not checked:
-        raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
-    return checked
-
-
-def _check_removal(removal: Removal) -> Removal:
-    if removal not in get_args(Removal):
-        raise InvalidInput(
-            f"removal={removal!r} is not known. Choose 'loss' (weight 0 in the loss; what scores "
-            "differentiate) or 'data' (gone from the batch; what training on the cleansed data "
-            "does)."
-        )
-    return removal
 
 
 def _compare(values):
@@ -537,17 +517,15 @@ def _sweep(
     if options.folder is not None:
         settings = settings | {"groups": _digest(groups), "piece": size}
         store = ResultStore(Path(options.folder).absolute(), settings, numbers)
-    results = dict(
-        sweep(
-            work,
-            pieces,
-            what="counterfactual runs",
-            n_jobs=options.n_jobs,
-            store=store,
-            progress=options.progress,
-        )
+    results = sweep(
+        work,
+        pieces,
+        what="counterfactual runs",
+        n_jobs=options.n_jobs,
+        store=store,
+        progress=options.progress,
     )
-    return [results[number] for number in range(len(pieces))]
+    return [result for _, result in sorted(results, key=itemgetter(0))]
 
 
 def _digest(groups: Sequence[np.ndarray]) -> str:
@@ -561,5 +539,9 @@ def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Ite
     """The chunks that `CounterfactualRuns.pack` packed."""
     for k in sorted({int(name.split("/")[0]) for name in named}):
         prefix = f"{k}/"
-        own = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
-        yield State.from_tensors({n: t.to(device) for n, t in own.items()}, clock)
+        tensors = {
+            name.removeprefix(prefix): t.to(device)
+            for name, t in named.items()
+            if name.startswith(prefix)
+        }
+        yield State.from_tensors(tensors, clock)

@@ -2,9 +2,7 @@
 
 A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It consists of
 parts, so that a large validation set is never in memory at once. The parts are added up (a mean) or
-put one after the other (one query each). query_makers.py makes the usual ones.
-
-The queries that dross makes: of losses, of outputs, of anything that a function computes.
+put one after the other (one query each).
 """
 
 from collections.abc import Callable, Iterator
@@ -98,7 +96,8 @@ class Query:
                     raise
                 except (RuntimeError, ValueError):
                     one_by_one = True
-            return torch.stack([fn(*_nth(states, k)) for k in range(len(states.theta))])
+            each = [states.map(lambda t, k=k: t[k]) for k in range(len(states.theta))]
+            return torch.stack([fn(state.theta, state.buffers) for state in each])
 
         with objective.evaluating(), torch.no_grad():
             values = [self._run(ask_all, size, fn).double() for size, fn in self.parts(objective)]
@@ -193,10 +192,6 @@ def query_of_file(name: str) -> Query:
         )
 
     return Query(name, parts, added=True)
-
-
-def _nth(states: State, k: int) -> tuple[Tensor, Buffers]:
-    return states.theta[k], {name: b[k] for name, b in states.buffers.items()}
 
 
 def _combine(values: list[Tensor], added: bool) -> Tensor:

@@ -72,7 +72,15 @@ def retrace(
         "steps": [steps.first, steps.stop],
         "hessian": hessian,
     }
-    recording, ranks = join_ranks(recording, group, question, sharded=sharded, show=progress)
+    recording, ranks = join_ranks(
+        recording,
+        group,
+        question,
+        sharded=sharded,
+        resumable=resume is not None,
+        show=progress,
+    )
+    recording.check_unchanged()
     model = recording.model(weights, step)
     seed, value = ranks.seed(query, recording.objective, model.state)
     length = ranks.lengths(seed.theta)
@@ -80,7 +88,6 @@ def retrace(
     totals = ScoreTotals(recording, ranks, steps, len(seed.theta), file)
     adjoint, position = totals.resume(model.begin(seed))
     del seed  # as large as the adjoint
-    recording.check_unchanged()
     recording = ranks.divide(recording, steps.stop)
     show = progress and ranks.rank == 0
     bar = progress_bar("retracing", position - steps.first, show=show)
@@ -91,20 +98,17 @@ def retrace(
             terms: list[Tensor] = []
             for part in reversed(_parts(recording, block, model)):  # a step, or several alike
                 adjoint = model.enter(adjoint, block.first + part.stop)
-                adjoint, of_part = reverse_steps(recording, block, part, adjoint, hessian)
-                terms += of_part
+                adjoint, part_terms = reverse_steps(recording, block, part, adjoint, hessian)
+                terms += part_terms
                 advance(part.stop - part.start)
             totals.subtract(block, terms, adjoint)  # score_j -= d query / d w_j
             del block, terms  # before the next block is replayed
 
-    by_epoch = totals.finish()  # [Q, E, N]
-    by_epoch = by_epoch if value.ndim else by_epoch[0]
     growth = ranks.lengths(adjoint.theta) / length.clamp_min(torch.finfo(length.dtype).tiny)
-    return Scores(
-        by_epoch.sum(-2),
-        by_epoch,
-        query=query,
-        query_value=value.numpy(),
+    return Scores.of_query(
+        totals.finish(),
+        query,
+        value,
         weights=weights,
         first_epoch=steps.oldest,
         step=steps.stop,
@@ -158,7 +162,7 @@ def reverse_step(
         g = torch.zeros_like(state.theta)  # the update's derivative does not depend on it
     a_g, before = vjp_step(optimizer, state, step, g, after)
 
-    terms_of = []  # (piece, its terms)
+    piece_terms = []  # (piece, its terms)
     buffers = _buffers_before_each(executor, state, batches, bool(after.buffers))
 
     def vjp_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -166,12 +170,12 @@ def reverse_step(
         terms, product, a_buffers = executor.vjp(
             state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian
         )
-        terms_of.append((piece, terms))
+        piece_terms.append((piece, terms))
         return product, a_buffers
 
     pieces = reversed(reducer.own_part(batches))
     product, a_buffers = sum_over_batches(pieces, after.buffers, vjp_batch, before.theta)
-    terms = reducer.merge_terms(terms_of[::-1], batches, before.theta)
+    terms = reducer.merge_terms(piece_terms[::-1], batches, before.theta)
     if hessian:
         product, terms = reducer.sum_over_theta(product, terms)
         before = replace(before, theta=before.theta + product)
@@ -197,8 +201,8 @@ def _parts(recording: Recording, block: Block, model: FinalModel | Average) -> l
     if not block.steps:
         return []
     # ranks exchange sums in every step, and a vjp in float16 checks whether it was finite
-    looks = recording.objective.precision.narrow is torch.float16
-    if looks or recording.reducer.size > 1 or not model.enters_once:
+    is_float16 = recording.objective.precision.narrow is torch.float16
+    if is_float16 or recording.reducer.size > 1 or not model.enters_once:
         return [slice(k, k + 1) for k in range(len(block.steps))]
     return group_steps(
         "reverse steps",
@@ -235,8 +239,8 @@ def reverse_steps(
         terms = []
         states = unstack_steps(State(theta, slots, buffers, clock), len(each))
         for batch, state in zip(reversed(each), reversed(states)):
-            adjoint, of_step = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
-            terms.append(of_step)
+            adjoint, own = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
+            terms.append(own)
         return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
 
     terms, theta, slots, buffers = recording.executor.run(

@@ -14,8 +14,8 @@ from .._progress import report
 from .._text import named_values
 from ..data.batch import Augment
 from ..engine.objective import Penalty
-from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..replay.average import AVERAGE, MODEL
+from ..errors import DrossWarning, InvalidInput
+from ..replay.average import MODEL
 from ..replay.recording import Recording
 from ..replay.schedule import choose_steps
 from ..tape.reader import describe_tape
@@ -144,15 +144,6 @@ class Run:
             Diverged: where the run magnifies every change without limit.
             DrossError: where the tape is damaged, or the model or the data have changed.
         """
-        if sharded and resume:
-            raise NotSupported(
-                "A sharded retrace keeps no progress yet, because no rank has the whole adjoint. "
-                "Leave resume out."
-            )
-        if sharded and weights == AVERAGE:
-            raise NotSupported(
-                "The average is not held in shards yet. Retrace without sharded=True."
-            )
         scores = retrace(
             self.recording,
             as_query(query),

@@ -60,6 +60,22 @@ class Scores:
                 f"{self.values.shape} and {self.by_epoch.shape}."
             )
 
+    @staticmethod
+    def of_query(
+        by_epoch: np.ndarray, query: Query, query_value: torch.Tensor, **about: Any
+    ) -> "Scores":
+        """Scores of a query of one value, a tensor [], or of Q values [Q].
+
+        Arguments:
+            by_epoch: each epoch's part [Q, E, N], with Q = 1 for one value.
+            query: what was asked.
+            query_value: its value at the model.
+            about: the other fields.
+        """
+        by_epoch = by_epoch if query_value.ndim else by_epoch[0]
+        value = query_value.numpy()
+        return Scores(by_epoch.sum(-2), by_epoch, query, value, **about)
+
     def __len__(self) -> int:
         return self.values.shape[-1]
 

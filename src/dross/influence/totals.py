@@ -129,7 +129,6 @@ class ScoreTotals:
         self.ranks = ranks
         self.steps = steps
         self.file = file
-        self._own_file = file if ranks.rank == 0 else None
         shape = (steps.epochs, queries, len(recording.instances))
         self.totals = torch.zeros(shape, dtype=torch.float64)
         self._late_blocks = int(self.device.type == "cuda")
@@ -137,7 +136,7 @@ class ScoreTotals:
         self._waiting: list[_Terms] = []
 
     def resume(self, adjoint: Derivative) -> tuple[Derivative, int]:
-        """Go on where an interrupted retrace was.
+        """Continue where an interrupted retrace was.
 
         Arguments:
             adjoint: at the end, where the retrace begins otherwise.
@@ -171,16 +170,15 @@ class ScoreTotals:
         """The scores by epoch, once all blocks are counted: float64 [Q, E, N]."""
         while self._waiting:
             self._count(self._waiting.pop(0))
-        if self._own_file is not None:
-            self._own_file.remove()
+        if self.file is not None and self.ranks.rank == 0:
+            self.file.remove()
         return self.totals.transpose(0, 1).numpy()
 
     def _count(self, terms: "_Terms") -> None:
         terms.subtract_from(self.totals, self.steps.oldest)
-        if self._own_file is not None and self._own_file.due:
+        if self.file is not None and self.ranks.rank == 0 and self.file.due:
             first = terms.numbered[-1][0]
-            checkpoint = RetraceCheckpoint(first, terms.adjoint, self.totals, terms.choices)
-            self._own_file.write(checkpoint)
+            self.file.write(RetraceCheckpoint(first, terms.adjoint, self.totals, terms.choices))
 
 
 class _Terms:

@@ -24,6 +24,7 @@ from ..data.batch import AUGMENT_STREAM, MODEL_STREAM, Augment, Batch, MicroBatc
 from ..data.dataset import Instances, check_ids, move_to
 from ..data.seeds import make_generator, mix_seeds
 from ..distributed import ddp, fsdp
+from ..distributed.shards import refuse_with_shards
 from ..engine.inspect import (
     check_optimizer,
     count_instances,
@@ -158,7 +159,7 @@ class Recorder:
         loss_name, loss_function = find_loss(loss)
         self._sharded = fsdp.is_sharded(model)
         if self._sharded:
-            fsdp.check_options(penalty=penalty, scaler=scaler)
+            refuse_with_shards(penalty=penalty, scaler=scaler)
         self._loop = UserLoop(
             model=model,
             called=called,
@@ -391,7 +392,7 @@ class Recorder:
             NotSupported: where it has been updated already, and the tape does not know how.
         """
         if self._sharded:
-            fsdp.check_options(average=True)
+            refuse_with_shards(average=True)
         earlier = None if self._tape.earlier is None else Tape(self._tape.folder).average()
         watch = AverageWatch(averaged, earlier)
         if watch.count and earlier is None:
