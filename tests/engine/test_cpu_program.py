@@ -31,11 +31,11 @@ def train(model, data, folder, optimizer=None, **options):
     return dross.train(model, data, "cross_entropy", optimizer, **options)
 
 
-def results(p, folder, monkeypatch, switch: str):
-    monkeypatch.setenv("DROSS_PROGRAMS", switch)
+def results(p, folder, monkeypatch, kind: str):
+    monkeypatch.setenv("DROSS_EXECUTOR", kind)
     model, optimizer = p.start()
     options = {"batches": p.batches, "epochs": p.epochs, "keep": dross.tape.Checkpoints(every=3)}
-    options |= {"path": folder / switch, "progress": False}
+    options |= {"path": folder / kind, "progress": False}
     run = dross.train(model, (p.X, p.Y), p.loss, optimizer, **options)
     one = dross.mean_loss((p.X_val, p.Y_val))
     found = {
@@ -56,8 +56,8 @@ def results(p, folder, monkeypatch, switch: str):
 )
 def test_the_same_bits(model, optimizer, tmp_path, monkeypatch, soon):
     p = problem(model, optimizer)
-    plain, without = results(p, tmp_path, monkeypatch, "0")
-    quick, executor = results(p, tmp_path, monkeypatch, "1")
+    plain, without = results(p, tmp_path, monkeypatch, "eager")
+    quick, executor = results(p, tmp_path, monkeypatch, "auto")
     assert not without.programs._written
     for name, value in plain.items():
         assert torch.equal(quick[name], value), name
@@ -93,11 +93,11 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
     x, y = torch.randn(40, 3, dtype=torch.float64), torch.randint(0, 2, (40,))
     start = Peeks(WAYS[way]).state_dict()
     found = []
-    for switch in "01":
-        monkeypatch.setenv("DROSS_PROGRAMS", switch)
+    for kind in ("eager", "auto"):
+        monkeypatch.setenv("DROSS_EXECUTOR", kind)
         model = Peeks(WAYS[way])
         model.load_state_dict(start)
-        run = train(model, (x, y), tmp_path / switch, epochs=2, batch_size=4)
+        run = train(model, (x, y), tmp_path / kind, epochs=2, batch_size=4)
         scores = run.influence(dross.mean_loss((x, y)))
         theta = run.recording.state_at(run.steps).theta
         found.append((theta, torch.from_numpy(scores.values)))
@@ -162,11 +162,11 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
     start, x, y = model.state_dict(), torch.randint(0, 20, (30, 4)), torch.randint(0, 3, (30,))
     start = {name: value.clone() for name, value in start.items()}
     scores = []
-    for switch in "01":
-        monkeypatch.setenv("DROSS_PROGRAMS", switch)
+    for kind in ("eager", "auto"):
+        monkeypatch.setenv("DROSS_EXECUTOR", kind)
         model.load_state_dict(start)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        run = train(model, (x, y), tmp_path / switch, optimizer, epochs=4, batch_size=10)
+        run = train(model, (x, y), tmp_path / kind, optimizer, epochs=4, batch_size=10)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
     assert any(plan.forward_mode for plan in run.recording.executor.fit.plans.values())
     written = run.recording.executor.programs._written.items()
@@ -200,13 +200,13 @@ def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, so
     pool = cpu_program._pool_channels_last
     count_calls = lambda *args, **more: calls.append(1) or pool(*args, **more)
     monkeypatch.setattr(cpu_program, "_pool_channels_last", count_calls)
-    for switch in ("0", "1"):
-        monkeypatch.setenv("DROSS_PROGRAMS", switch)
+    for kind in ("eager", "auto"):
+        monkeypatch.setenv("DROSS_EXECUTOR", kind)
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 3)
         )
-        run = train(model, data, tmp_path / switch, epochs=4, batch_size=8)
+        run = train(model, data, tmp_path / kind, epochs=4, batch_size=8)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss(data)).values))
-        assert bool(calls) == (switch == "1")
+        assert bool(calls) == (kind == "auto")
     assert torch.equal(*scores)

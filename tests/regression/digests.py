@@ -228,17 +228,15 @@ def cases() -> dict[str, Case]:
 @contextmanager
 def _use_eager_executor() -> Iterator[None]:
     """Inside, runs are computed as the mathematics stand."""
-    wanted = {"DROSS_EXECUTOR": "eager", "DROSS_PROGRAMS": "0"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = os.environ.get("DROSS_EXECUTOR")
+    os.environ["DROSS_EXECUTOR"] = "eager"
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ["DROSS_EXECUTOR"]
+        else:
+            os.environ["DROSS_EXECUTOR"] = before
 
 
 # --- their digests --------------------------------------------------------------------------------

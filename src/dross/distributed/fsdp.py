@@ -159,7 +159,7 @@ def inspect_sharded(
     """
     parameters = dict(bare.model.named_parameters())
     candidates = names_by_group(parameters, optimizer)
-    every = _layout(parameters, candidates)
+    every = Layout.of_groups(parameters, candidates)
     own, stochastic, notes = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
     used = set().union(*ranks.gather(own))
     groups = [[name for name in names if name in used] for names in candidates]
@@ -168,7 +168,7 @@ def inspect_sharded(
         raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
     objective = replace(
         bare,
-        layout=_layout(parameters, [groups[k] for k in kept]),
+        layout=Layout.of_groups(parameters, [groups[k] for k in kept]),
         stochastic=stochastic,
         evaluated=tuple(name for name, module in bare.model.named_modules() if not module.training),
         unused=tuple(name for names in candidates for name in names if name not in used),
@@ -185,14 +185,6 @@ def inspect_sharded(
 def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
     shards = ShardReducer(ranks.group, ranks.device, objective.layout)
     return shard_objective(objective, shards, LocalLayout)
-
-
-def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Layout:
-    names = tuple(name for group in groups for name in group)
-    sizes = tuple(sum(parameters[name].numel() for name in group) for group in groups)
-    shapes = tuple(parameters[name].shape for name in names)
-    listed = tuple(name for name in parameters if name in set(names))
-    return Layout(names, shapes, sizes, moving_buffers=(), listed=listed)
 
 
 def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], bool, PassNotes]:

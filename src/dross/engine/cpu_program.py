@@ -5,14 +5,12 @@ A pass over a small model spends more time in the layers between Python and the 
 every time. So the operations are written down once, in order, and called directly from then on. The
 results are the same to the last bit, which is checked on other inputs before a program is trusted.
 A model that looks at its values to decide what to do cannot be written down and runs as before.
-`DROSS_PROGRAMS=0` switches this off.
 
 torch's make_fx writes down the same operations. Its graphs, with the same quick functions, took 6 to
 30 % longer to run and 10 to 25 times longer to write (training and reverse steps of three small
 networks, torch 2.13 on one thread: 66 instead of 51 us, 69 instead of 3 ms for the smallest).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +42,6 @@ class Programs:
         """Drop all programs; passes are written down again."""
         self._calls = {}
         self._written = {}
-
-    def are_available(self, tensor: Tensor) -> bool:
-        """Whether a pass over tensors on this one's device may become a program."""
-        return tensor.device.type == "cpu" and os.environ.get("DROSS_PROGRAMS") != "0"
 
     def run(self, kind: tuple, function: Callable, batch: Batch, args: tuple) -> Any:
         """function(batch, *args), as a program where that is possible.

@@ -9,11 +9,10 @@ that looks at its values to decide what to do) runs as before.
 A graph holds the memory of its pass for as long as it lives. Where other work needs that memory it
 is freed, and where there is memory for the pass but not also for its graph, the pass goes on
 without one. A graph reads and writes the memory that it was captured with, so inputs are copied
-into buffers that never change and results are copied out. `DROSS_CUDA_GRAPHS=0` switches all of
-this off. On a CPU the same passes become programs (cpu_program.py).
+into buffers that never change and results are copied out. On a CPU the same passes become programs
+(cpu_program.py).
 """
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,8 +67,7 @@ class Graphs:
 
     def is_available(self, name: str, tensor: Tensor) -> bool:
         """Whether this pass, over tensors on this one's device, would be captured."""
-        off = os.environ.get("DROSS_CUDA_GRAPHS") == "0"
-        return name not in self.refused and tensor.is_cuda and not off
+        return name not in self.refused and tensor.is_cuda
 
     def run(self, name: str, mode: str, function: Callable, batch: GraphBatch, args: tuple) -> Any:
         """function(batch, *args), as a graph where that is possible.

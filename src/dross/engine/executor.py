@@ -33,7 +33,6 @@ from .device import manage_threads, set_threads_for
 from .fit import Fit, count_flops
 from .objective import Buffers, Gradient, Objective, Vjp
 
-_KINDS = ("auto", "eager")
 _LEAST_SHRINK = 2.0**-16  # how much less the losses count, at the least, to stay in float16
 
 
@@ -90,8 +89,9 @@ class Executor:
         self._choose_threads(theta, buffers, batch, len(a_g))
 
         def vjp(batch: AnyBatch, a_g: Tensor, a_buffers: Buffers) -> Vjp:
-            given = (theta, buffers, a_g, a_buffers, hessian)
-            return self.run("reverse step", self.fit.vjp, batch, *given)
+            return self.run(
+                "reverse step", self.fit.vjp, batch, theta, buffers, a_g, a_buffers, hessian
+            )
 
         if self.objective.precision.narrow is torch.float16:
             return _vjp_in_range(vjp, batch, a_g, a_buffers)
@@ -108,8 +108,7 @@ class Executor:
     ) -> tuple[Tensor, Buffers]:
         """`Objective.jvp`, always as it stands."""
         with convolutions(batch.c.device):
-            loaded = batch.load()
-            return self.objective.jvp(theta, buffers, loaded, theta_dot, buffers_dot, w_dot)
+            return self.objective.jvp(theta, buffers, batch.load(), theta_dot, buffers_dot, w_dot)
 
     def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> tuple[Tensor, Buffers]:
         """`Objective.losses`, always as it stands and without derivatives."""
@@ -144,7 +143,7 @@ class Executor:
         if self.graphs.has_graphs:
             return self.graphs.run_uncaptured(name, function, batch, args)
         loaded = batch.load()
-        if isinstance(loaded, Batch) and self.programs.are_available(loaded.c):
+        if isinstance(loaded, Batch) and loaded.c.device.type == "cpu":
             return self.programs.run((name, self._mode), function, loaded, args)
         return function(loaded, *args)
 
@@ -206,8 +205,8 @@ class Executor:
 def is_eager() -> bool:
     """Whether every pass runs as it stands: DROSS_EXECUTOR, or a dispatch mode is watching."""
     kind = os.environ.get("DROSS_EXECUTOR", "auto")
-    if kind not in _KINDS:
-        raise InvalidInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")
+    if kind not in ("auto", "eager"):
+        raise InvalidInput(f"DROSS_EXECUTOR is auto or eager, not {kind!r}.")
     return kind == "eager" or _get_current_dispatch_mode() is not None
 
 

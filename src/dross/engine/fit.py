@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -43,38 +43,23 @@ _MIN_QUERIES = 8
 _MAX_QUERIES = 256
 
 
+@dataclass(frozen=True)
 class MemoryGuard:
     """Around work that may run out of memory. Its caller then continues with half the size.
+
+    Where it cannot, or where a single thing does not fit, the error is raised.
 
     with MemoryGuard(len(models), what="models at once", free=free_graphs):
         return train(models)
     return None  # memory ran out: half as many models, please
     """
 
-    def __init__(
-        self,
-        size: int | Callable[[], int],
-        *,
-        what: str,
-        free: Callable[[], object],
-        may_halve: bool = True,
-        advice: str = "",
-    ):
-        """Describe the work.
-
-        Arguments:
-            size: on how many things at once, or a function that finds out. With a single thing the
-                error is raised.
-            what: the things, for the warning: "models at once".
-            free: frees memory whose contents can be made again.
-            may_halve: False where the caller cannot continue with less: the error is raised.
-            advice: a note for the error when a single thing does not fit.
-        """
-        self.size = size
-        self.what = what
-        self.free = free
-        self.may_halve = may_halve
-        self.advice = advice
+    size: int | Callable[[], int]  # on how many things at once, or a function that finds out
+    _: KW_ONLY
+    what: str  # the things, for the warning: "models at once"
+    free: Callable[[], object]  # frees memory whose contents can be made again
+    may_halve: bool = True  # False where the caller cannot continue with less
+    advice: str = ""  # a note for the error where a single thing does not fit
 
     def __enter__(self) -> None:
         pass
@@ -167,13 +152,12 @@ class Fit:
         a_buffers: Buffers,
         hessian: bool,
     ) -> Vjp:
-        device = batch.c.device
-        if not plan.forward_mode:
-            with convolutions(device):
-                vjp = self.objective.vjp_reverse
-                return vjp(theta, buffers, batch, a_g, a_buffers, hessian)
-        with convolutions(device, wide=WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL):
+        vjp = self.objective.vjp_reverse
+        wide = None
+        if plan.forward_mode:
             vjp = self.objective.vjp_forward
+            wide = WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL
+        with convolutions(batch.c.device, wide=wide):
             return vjp(theta, buffers, batch, a_g, a_buffers, hessian)
 
     # --- rows and queries -------------------------------------------------------------------------

@@ -46,21 +46,17 @@ def inspect_run(
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
     candidates = names_by_group(parameters, optimizer)
-    empty = Layout((), (), (), ())
-    bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
+    nothing = Layout.of_groups(parameters, [])
+    bare = Objective(model, nothing, loss_function, loss_name, penalty, precision=precision)
     seen = _run_first_batch(bare, x, y)
 
     groups = [[name for name in names if name in seen.used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
     if not kept:
         raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
-    names = tuple(name for k in kept for name in groups[k])
-    listed = tuple(name for name in parameters if name in set(names))
-    shapes = tuple(parameters[name].shape for name in names)
-    sizes = tuple(sum(parameters[name].numel() for name in groups[k]) for k in kept)
     objective = Objective(
         model,
-        Layout(names, shapes, sizes, seen.moving, listed=listed),
+        Layout.of_groups(parameters, [groups[k] for k in kept], seen.moving),
         loss_function,
         loss_name,
         penalty,
@@ -71,7 +67,7 @@ def inspect_run(
     )
     pure = read_optimizer(
         optimizer,
-        sizes,
+        objective.layout.group_sizes,
         [optimizer.param_groups[k] for k in kept],
         objective.layout.shapes_by_group,
         objective.layout.slices,

@@ -1,7 +1,7 @@
 """The state s_t that a training step turns into the next, and derivatives of the same shape."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -124,6 +124,28 @@ class Layout:
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each parameter group
     moving_buffers: tuple[str, ...]  # those that the forward pass changes
     listed: tuple[str, ...] = field(default=(), kw_only=True)  # the names in the model's own order
+
+    @staticmethod
+    def of_groups(
+        parameters: Mapping[str, Tensor],
+        groups: Sequence[Sequence[str]],
+        moving_buffers: tuple[str, ...] = (),
+    ) -> "Layout":
+        """The layout of a model.
+
+        Arguments:
+            parameters: of the model, in its own order.
+            groups: the names of those that train, by the optimizer's parameter groups.
+            moving_buffers: those that the forward pass changes.
+        """
+        names = tuple(name for group in groups for name in group)
+        return Layout(
+            names,
+            shapes=tuple(parameters[name].shape for name in names),
+            group_sizes=tuple(sum(parameters[name].numel() for name in g) for g in groups),
+            moving_buffers=moving_buffers,
+            listed=tuple(name for name in parameters if name in set(names)),
+        )
 
     @property
     def sizes(self) -> list[int]:

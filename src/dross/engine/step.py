@@ -15,7 +15,7 @@ Shapes: p parameters, Q adjoints or tangents at once.
 """
 
 import numbers
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import AnyBatch, LazyBatch, LazyBatches, MicroBatch
+from ..data.batch import AnyBatch, MicroBatch
 from ..errors import InvalidInput
 from .optim import Optimizer
 from .state import Buffers, Derivative, State
-from .update_rules import SGD
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -311,109 +310,3 @@ def clip_of(norm: float | None, value: float | None) -> Clip | None:
     if norm is not None:
         return ClipNorm(norm)
     return None if value is None else ClipValue(value)
-
-
-# --- several steps as one pass --------------------------------------------------------------------
-
-# On a GPU the steps of a small network are captured STEPS_AT_ONCE at a time.
-
-STEPS_AT_ONCE = 16
-_MAX_PARAMETERS = 1 << 22  # the steps of a larger network keep a GPU busy one by one
-
-
-def take_steps(
-    executor: "Executor",
-    optimizer: Optimizer,
-    state: State,
-    steps: Sequence[Step],
-    batches: Sequence[list[LazyBatch]],
-) -> list[State]:
-    """The state after each of these steps. On a GPU several of them may be one pass."""
-    after: list[State] = []
-    for part in group_steps("training steps", executor, optimizer, state, steps, batches):
-        k = part.start
-        if part.stop - k == 1:
-            after.append(take_step(executor, optimizer, state, steps[k], batches[k])[0])
-        else:
-            alike = LazyBatches(tuple(only for (only,) in batches[part]))
-            after += _take_together(executor, optimizer, state, steps[k], alike)
-        state = after[-1]
-    return after
-
-
-def _take_together(
-    executor: "Executor", optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
-) -> list[State]:
-    def take(
-        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes
-    ) -> tuple[Tensor, dict, dict]:
-        now = State(theta, slots, buffers, state.clock)
-        states = []
-        for batch in each:
-            now, _, _ = take_step(executor, optimizer, now, step, [batch])
-            states.append(now)
-        stacked = State.stack(states)
-        return stacked.theta, stacked.slots, stacked.buffers
-
-    theta, slots, buffers = executor.run(
-        "training steps",
-        take,
-        batches,
-        state.theta,
-        state.slots,
-        state.buffers,
-        # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
-        step.numbers.tobytes(),
-    )
-    clock = tuple({"step": one["step"] + 1} for one in state.clock)
-    return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
-
-
-def group_steps(
-    name: str,
-    executor: "Executor",
-    optimizer: Optimizer,
-    start: State,
-    steps: Sequence[Step],
-    batches: Sequence[list[LazyBatch]],
-) -> list[slice]:
-    """Cut steps into parts: STEPS_AT_ONCE steps that can be one pass, or a single step.
-
-    Arguments:
-        name: of the pass that takes several steps.
-        executor, optimizer: of the run.
-        start: the state before the first step.
-        steps, batches: the steps, and the micro-batches of each.
-    """
-    possible = (
-        executor.would_capture(name, start.theta)
-        and start.theta.numel() <= _MAX_PARAMETERS
-        and len(optimizer.group_sizes) == 1
-        and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
-    )
-    kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
-    if kinds and start.clock and start.clock[0].get("step") == 0:
-        kinds[0] = None  # the first step of momentum is another formula
-    parts = []
-    at = 0
-    while at < len(steps):
-        row = kinds[at : at + STEPS_AT_ONCE]
-        alike = len(row) == STEPS_AT_ONCE and row[0] is not None and len(set(row)) == 1
-        parts.append(slice(at, at + (STEPS_AT_ONCE if alike else 1)))
-        at = parts[-1].stop
-    return parts
-
-
-def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
-    """Steps of the same kind may be captured together. None: a step that is taken alone."""
-    if len(batches) != 1 or step.clip is not None or step.scale != 1:
-        return None
-    if not batches[0].source.capturable:
-        return None
-    return len(batches[0].ids), step.numbers.tobytes()
-
-
-def unstack_steps(stacked: State, count: int) -> list[State]:
-    """Each step's state, its clock one further than the one before."""
-    clocks = [tuple({"step": one["step"] + k} for one in stacked.clock) for k in range(count)]
-    return [replace(stacked.map(lambda t, k=k: t[k]), clock=clocks[k]) for k in range(count)]

@@ -25,15 +25,8 @@ from ..data.batch import AnyBatch, LazyBatches
 from ..distributed.gather import join_ranks
 from ..engine.executor import Executor
 from ..engine.state import Derivative, State
-from ..engine.step import (
-    Step,
-    group_steps,
-    needs_gradient,
-    sum_over_batches,
-    take_step,
-    unstack_steps,
-    vjp_step,
-)
+from ..engine.step import Step, needs_gradient, sum_over_batches, take_step, vjp_step
+from ..engine.step_rows import group_steps, unstack_steps
 from ..replay.average import MODEL, Average, FinalModel
 from ..replay.recording import Recording
 from ..replay.schedule import choose_steps

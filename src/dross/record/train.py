@@ -24,7 +24,8 @@ from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
 from ..engine.precision import Precision, check_autocast
 from ..engine.state import State
-from ..engine.step import Clip, Step, clip_of, take_step, take_steps
+from ..engine.step import Clip, Step, clip_of, take_step
+from ..engine.step_rows import take_steps
 from ..errors import DrossError, InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording

@@ -12,7 +12,8 @@ from ..data.dataset import EVERYTHING
 from ..engine.device import HostCopy, side_stream
 from ..engine.fit import MemoryGuard
 from ..engine.state import State
-from ..engine.step import Step, needs_gradient, take_step, take_steps
+from ..engine.step import Step, needs_gradient, take_step
+from ..engine.step_rows import take_steps
 from ..engine.tolerance import ROUNDING, is_close, size
 from ..errors import InputChanged
 from ..tape.format import Segment
