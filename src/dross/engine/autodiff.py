@@ -31,9 +31,9 @@ def vjp(
     batched: cotangents carry a leading axis, and so do the results.
     """
     live = [(output, a) for output, a in zip(outputs, cotangents) if output.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(inputs)
+    products: Sequence[Tensor | None] = [None] * len(inputs)
     if live:
-        found = torch.autograd.grad(
+        products = torch.autograd.grad(
             [output for output, _ in live],
             inputs,
             [a for _, a in live],
@@ -44,8 +44,8 @@ def vjp(
         )
     rows = (len(cotangents[0]),) if batched else ()
     return [
-        torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f
-        for f, i in zip(found, inputs)
+        torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if product is None else product
+        for product, i in zip(products, inputs)
     ]
 
 
@@ -121,9 +121,7 @@ def probe_direction(theta: Tensor) -> Tensor:
     return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)
 
 
-# --- duals ----------------------------------------------------------------------------------------
-
-# Tensors with a tangent, taken apart.
+# --- tensors with a tangent, and tensors of 16 bits -----------------------------------------------
 
 
 def unpack_dual(t: Any) -> tuple[Any, Any]:
@@ -144,14 +142,20 @@ def sum_tensors(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-# --- functional -----------------------------------------------------------------------------------
+def widen(t: Any) -> Any:
+    """A tensor of 16 bits as float32, in which torch's own kernels compute; others as they are."""
+    narrow = isinstance(t, Tensor) and t.dtype in NARROW
+    return t.float() if narrow else t
+
+
+# --- models as functions --------------------------------------------------------------------------
 
 # A model as a pure function: called with other tensors, in a given mode.
 #
 # `torch.func.functional_call` exchanges a model's tensors, tied weights included. It fails where one
 # module is in two places of a model: it exchanges the tensors once per place, mistakes the first ones
 # for the module's own the second time, and leaves them behind (torch 2.11 and 2.13). So ties are
-# found here, one name for each module that has the tensor.
+# listed here, one name for each module that has the tensor.
 
 
 def apply_model(model: Callable[..., Any], x: Any) -> Any:
@@ -183,9 +187,9 @@ def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
     names: dict[int, str] = {}
     for place, module in model.named_modules():  # each module once, wherever it is
         for kind in (module._parameters, module._buffers):
-            for own, tensor in kind.items():
+            for leaf, tensor in kind.items():
                 if tensor is not None:
-                    name = f"{place}.{own}" if place else own
+                    name = f"{place}.{leaf}" if place else leaf
                     if (first := names.setdefault(id(tensor), name)) is not name:
                         yield first, name
 
@@ -207,39 +211,3 @@ def has_hooks(model: nn.Module) -> bool:
     """Whether a module has hooks, which must be called in every pass."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind, None) for module in model.modules() for kind in kinds)
-
-
-# --- channel_sums ---------------------------------------------------------------------------------
-
-# Sums over the pixels of a batch, channel by channel, and their transposes, in two steps.
-#
-# torch adds up the 65,536 values of each of 32 channels in one kernel that occupies a corner of a
-# GPU: 20 us on an H200, where adding up the instances first and the pixels of what is left takes 8.
-# The transpose gives each pixel its channel's value; in the opposite order, its derivative is the
-# same two sums.
-
-
-def channel_mean(t: Tensor, across: list[int]) -> Tensor:
-    """t.mean(across, keepdim=True)."""
-    if across[0] != 0 or len(across) == 1:
-        return t.mean(across, keepdim=True)
-    return t.mean(0, keepdim=True).mean(across[1:], keepdim=True)
-
-
-def expand_channels(v: Tensor, t: Tensor) -> Tensor:
-    """v [1, C, 1, ...] in a size to be combined with t [B, C, ...]; other shapes as they are."""
-    return v.expand(1, *t.shape[1:]) if v.dim() == t.dim() > 2 and len(v) == 1 else v
-
-
-def spread_channels(v: Tensor, out: Tensor, axes: int) -> Tensor:
-    """A layer's bias v [C] for its outputs [B, C, ...] or [C, ...] with `axes` axes of pixels.
-
-    In the outputs' type: autocast decided it for the layer.
-    """
-    return v.to(out.dtype).reshape([-1] + [1] * axes).expand(out.shape[out.dim() - axes - 1 :])
-
-
-def widen(t: Any) -> Any:
-    """A tensor of 16 bits as float32, in which torch's own kernels compute; others as they are."""
-    narrow = isinstance(t, Tensor) and t.dtype in NARROW
-    return t.float() if narrow else t

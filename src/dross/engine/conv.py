@@ -20,8 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .autodiff import spread_channels
-
 _MAX_BYTES = 128 << 20  # of the shifted images of one layer; beyond, cuDNN fills the GPU
 WIDE = 8  # channels from which on cuDNN is faster
 WIDE_FOR_SEVERAL = 32  # the same for several directions
@@ -90,6 +88,14 @@ def _product(
     return (filters @ images).reshape(out_channels, count, rows, columns).transpose(0, 1)
 
 
+def spread_channels(v: Tensor, out: Tensor, axes: int) -> Tensor:
+    """A layer's bias v [C] for its outputs [B, C, ...] or [C, ...] with `axes` axes of pixels.
+
+    In the outputs' type: autocast decided it for the layer.
+    """
+    return v.to(out.dtype).reshape([-1] + [1] * axes).expand(out.shape[out.dim() - axes - 1 :])
+
+
 def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:
     """x.unfold(axis, size, step), a view."""
     return _Windows.apply(x, axis, size, step)  # type: ignore[return-value]
@@ -142,6 +148,6 @@ class _SumOfWindows(torch.autograd.Function):
         return _SumOfWindows.apply(g.movedim(in_dims[0], 0), length, axis, size, step), 0
 
 
-def _pair(given: int | tuple[int, ...]) -> tuple[int, int]:
-    one, *rest = given if isinstance(given, tuple) else (given,)
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    one, *rest = value if isinstance(value, tuple) else (value,)
     return one, rest[0] if rest else one

@@ -54,8 +54,8 @@ class Programs:
         parts, build, structure = batch.to_tensors()
         if not all(isinstance(part, Tensor) for part in parts):
             return function(batch, *args)
-        given, form = flatten(args)
-        inputs = [*parts, *given]
+        tensors, form = flatten(args)
+        inputs = [*parts, *tensors]
         key = (kind, structure, form, *[(t.shape, t.stride(), t.dtype) for t in inputs])
         program = self._written.get(key)
         if program is not None and program.trusted:
@@ -96,11 +96,10 @@ class _Program:
         if not all(bool(torch.isfinite(t).all()) for t in wanted):
             return True
         try:
-            found, found_form = flatten(self(inputs))
+            results, results_form = flatten(self(inputs))
         except (RuntimeError, IndexError):
             return False
-        same_form = found_form == form
-        self.trusted = same_form and all(map(torch.equal, found, wanted))
+        self.trusted = results_form == form and all(map(torch.equal, results, wanted))
         return self.trusted
 
 
@@ -170,21 +169,21 @@ class _Notes(TorchDispatchMode):
             self.names[id(result)] = same
             return result
         uses: set[str] = set()
-        given = [self._as_text(arg, uses) for arg in args]
-        given += [f"{key}={self._as_text(value, uses)}" for key, value in kwargs.items()]
+        arguments = [self._as_text(arg, uses) for arg in args]
+        arguments += [f"{key}={self._as_text(value, uses)}" for key, value in kwargs.items()]
         several = isinstance(result, (tuple, list))
         results = [self._name_result(t) for t in (result if several else [result])]
         line = _Line(
             results,
             unpacked=several,
             function=self._name_constant("f", func),
-            arguments=", ".join(given),
+            arguments=", ".join(arguments),
             uses=uses,
             mutates=func._schema.is_mutable,
         )
         self.lines.append(line)
         if func is _aten.t.default:
-            self.transposed[results[0]] = given[0]
+            self.transposed[results[0]] = arguments[0]
         return result
 
     def _unchanged_input(self, func: OpOverload, args: tuple, result: Any) -> str | None:
@@ -321,9 +320,9 @@ def _pool_channels_last(x: Tensor, *how: Any, **more: Any) -> tuple[Tensor, Tens
 
 def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
     try:
-        found = function(*args, **kwargs)
-        if not isinstance(found, Tensor) or found.dtype != result.dtype:
+        other = function(*args, **kwargs)
+        if not isinstance(other, Tensor) or other.dtype != result.dtype:
             return False
-        return found.stride() == result.stride() and torch.equal(found, result)
+        return other.stride() == result.stride() and torch.equal(other, result)
     except (TypeError, RuntimeError, ValueError):  # other arguments, or it cannot be compared
         return False

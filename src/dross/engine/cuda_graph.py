@@ -7,8 +7,8 @@ is compared with the pass itself, and from then on it is replayed. What cannot b
 that looks at its values to decide what to do) runs as before.
 
 A graph holds the memory of its pass for as long as it lives. Where other work needs that memory it
-is freed, and where there is memory for the pass but not also for its graph, the pass goes on
-without one. A graph reads and writes the memory that it was captured with, so inputs are copied
+is freed, and where there is memory for the pass but not also for its graph, the pass runs without
+one. A graph reads and writes the memory that it was captured with, so inputs are copied
 into buffers that never change and results are copied out. On a CPU the same passes become programs
 (cpu_program.py).
 """
@@ -81,10 +81,10 @@ class Graphs:
         if self.capturing:  # one of several steps that are captured together
             return function(batch, *args)
         parts, build, kind = batch.to_tensors()
-        given, form = flatten(args)
-        if sum(t.nbytes for t in given) > _MAX_INPUT_BYTES:
+        tensors, form = flatten(args)
+        if sum(t.nbytes for t in tensors) > _MAX_INPUT_BYTES:
             return self.run_uncaptured(name, function, batch, args)
-        inputs = [*parts, *given]
+        inputs = [*parts, *tensors]
         key = (name, mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
         if key in self._graphs and self._graphs[key].trusted:
             return self._graphs[key].replay(inputs, batch)
@@ -201,8 +201,8 @@ class _Graph:
 
     def compare(self, wanted: list[Tensor], inputs: list[Tensor], batch: GraphBatch) -> bool:
         """Whether a replay gives what is wanted; then the graph is trusted."""
-        found = flatten(self.replay(inputs, batch))[0]
-        self.trusted = all(is_close(one, other, SAME_KERNELS) for one, other in zip(found, wanted))
+        results = flatten(self.replay(inputs, batch))[0]
+        self.trusted = all(is_close(*pair, SAME_KERNELS) for pair in zip(results, wanted))
         return self.trusted
 
     def replay(self, inputs: list[Tensor], batch: GraphBatch) -> Any:

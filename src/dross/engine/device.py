@@ -46,10 +46,10 @@ def choose_device(device: str | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     otherwise = "Use cpu, cuda or mps, or leave it out for the best one available."
-    found = find_device(device, otherwise)
-    if found.type not in ("cpu", "cuda", "mps"):
+    wanted = find_device(device, otherwise)
+    if wanted.type not in ("cpu", "cuda", "mps"):
         raise InvalidInput(f"Nothing can be trained on the device '{device}'. {otherwise}")
-    return found
+    return wanted
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -90,13 +90,13 @@ class _LiveBytes(TorchDispatchMode):
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is_counted(t)}
+        inputs = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is_counted(t)}
         result = function(*args, **(kwargs or {}))
         for t in tree_leaves(result):
             if not _is_counted(t):
                 continue
             storage = t.untyped_storage()
-            if id(storage) not in given and storage not in self._seen:
+            if id(storage) not in inputs and storage not in self._seen:
                 self._seen.add(storage)
                 self._live += storage.nbytes()
                 weakref.finalize(storage, self._free, storage.nbytes())
@@ -127,7 +127,7 @@ def available_memory(device: torch.device) -> int:
 
 # --- streams --------------------------------------------------------------------------------------
 
-# Let the host read results while a GPU goes on computing.
+# Let the host read results while a GPU computes the next ones.
 #
 # A GPU works through its queue in order, and a host that reads a number waits for the whole queue.
 # With these two it reads what is finished while the GPU works on the rest. On a CPU, where nothing is

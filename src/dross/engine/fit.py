@@ -270,7 +270,7 @@ class Fit:
 
 
 def losses_of_rows(objective: Objective, batch: Batch) -> list[int] | None:
-    """How many losses each row of the batch has, or None where rows cannot be told apart."""
+    """How many losses each row of the batch has, or None where that is not known."""
     of_rows: Callable | None = getattr(objective.loss, "losses_of_rows", None)
     counts = [1] * len(batch.c) if of_rows is None else of_rows(batch.y).tolist()
     leaves = [t for t in tree_leaves((batch.x, batch.y)) if isinstance(t, Tensor)]
@@ -347,13 +347,13 @@ def forward_mode_is_right(
     a_g = probe_direction(theta)
     a_buffers = {name: a[:1] for name, a in a_buffers.items()}
     try:
-        found = objective.vjp_forward(theta, buffers, batch, a_g, a_buffers)
+        forward = objective.vjp_forward(theta, buffers, batch, a_g, a_buffers)
     except torch.OutOfMemoryError:
         raise
     except (NotImplementedError, RuntimeError):
         return False
-    expected = objective.vjp_reverse(theta, buffers, batch, a_g, a_buffers)
-    return all(is_close(*pair, OTHER_KERNELS) for pair in zip(found[:2], expected[:2]))
+    reverse = objective.vjp_reverse(theta, buffers, batch, a_g, a_buffers)
+    return all(is_close(*pair, OTHER_KERNELS) for pair in zip(forward[:2], reverse[:2]))
 
 
 def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:

@@ -25,7 +25,8 @@ from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from .autodiff import spread_channels, sum_tensors, unpack_dual, widen
+from .autodiff import sum_tensors, unpack_dual, widen
+from .conv import spread_channels
 from .norms import NORM_RULES
 
 
@@ -95,8 +96,8 @@ def _cross_entropy(
     classes = 1 if input.dim() > 1 else 0
     dtype = torch.float32 if _is_cast(input) else input.dtype
     likely = _log_softmax(widen(input), classes)  # in 32 bits, as torch computes it
-    how = (weight, size_average, ignore_index, reduce, reduction)
-    return likelihood(likely, target, *how).to(dtype)
+    losses = likelihood(likely, target, weight, size_average, ignore_index, reduce, reduction)
+    return losses.to(dtype)
 
 
 def _relu(input, inplace=False):
@@ -115,7 +116,8 @@ def _nll_loss(
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
     input = widen(input) if _is_cast(input) else input
-    classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
+    classes = 1 if input.dim() > 1 else 0
+    ignored = target == ignore_index
     label = target.masked_fill(ignored, 0).long()
     losses = -input.gather(classes, label.unsqueeze(classes)).squeeze(classes)
     return (losses if weight is None else losses * weight[label]).masked_fill(ignored, 0)

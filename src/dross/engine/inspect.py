@@ -48,22 +48,22 @@ def inspect_run(
     candidates = names_by_group(parameters, optimizer)
     nothing = Layout.of_groups(parameters, [])
     bare = Objective(model, nothing, loss_function, loss_name, penalty, precision=precision)
-    seen = _run_first_batch(bare, x, y)
+    first = _run_first_batch(bare, x, y)
 
-    groups = [[name for name in names if name in seen.used] for names in candidates]
+    groups = [[name for name in names if name in first.used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
     if not kept:
         raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
     objective = Objective(
         model,
-        Layout.of_groups(parameters, [groups[k] for k in kept], seen.moving),
+        Layout.of_groups(parameters, [groups[k] for k in kept], first.moving),
         loss_function,
         loss_name,
         penalty,
-        stochastic=seen.stochastic,
+        stochastic=first.stochastic,
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
-        unused=tuple(name for group in candidates for name in group if name not in seen.used),
-        precision=complete_precision(precision, seen.notes),
+        unused=tuple(name for group in candidates for name in group if name not in first.used),
+        precision=complete_precision(precision, first.notes),
     )
     pure = read_optimizer(
         optimizer,
@@ -80,7 +80,9 @@ def inspect_run(
 def complete_precision(known: Precision, notes: PassNotes) -> Precision:
     """With what the model does by itself. A model without attention needs no choice of kernels."""
     inner = notes.cast if known.autocast is None else None
-    return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
+    return replace(
+        known, inner_cast=inner, kernels=known.kernels if notes.attention_calls else MATH
+    )
 
 
 def is_shard(t: Any) -> bool:
@@ -198,8 +200,9 @@ class _FirstBatch:
 def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
     """bare: an objective that does not know yet which parameters train."""
     model = bare.model
-    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    parameters = {name: p.detach().requires_grad_() for name, p in learnt}
+    parameters = {
+        name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad
+    }
     named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
     device = next(iter(parameters.values())).device
     with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
@@ -275,8 +278,8 @@ def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[st
     known = statistics_of(model)
     # one may by chance not have moved in this batch; those of one module move together
     modules = {name.rpartition(".")[0] for name in moved - set(known)}
-    own = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
-    return (*statistics_of(model, training=True), *own)
+    others = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
+    return (*statistics_of(model, training=True), *others)
 
 
 def names_by_group(

@@ -75,7 +75,7 @@ def check_per_instance(losses: object, count: int) -> Tensor:
 
 
 def check_differentiable(losses: Tensor) -> None:
-    """Refuse losses from which nothing can be learnt."""
+    """Refuse losses without a gradient."""
     if not losses.requires_grad:
         raise InvalidInput(
             "The loss does not depend on the model's parameters: its result does not require a "

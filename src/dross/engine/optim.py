@@ -167,10 +167,10 @@ def read_optimizer(
     of_torch = type(optimizer) is getattr(torch.optim, name, None)
     if formula is None and not (of_torch and name in SUPPORTED):
         _refuse(optimizer)
-    own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
-    flags = [read_flags(g, own) for g in groups]
-    columns = [tuple(flatten_options(g, own)) for g in groups]
-    momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
+    keys = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
+    flags = [read_flags(g, keys) for g in groups]
+    columns = [tuple(flatten_options(g, keys)) for g in groups]
+    momenta = {g["momentum"] != 0 for g in groups} if "momentum" in keys else {False}
     differ = any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns)
     if name == "RMSprop":  # it keeps a buffer only where there is momentum
         differ = differ or len(momenta) > 1
@@ -264,14 +264,14 @@ def read_slots(
     counters = []
     for group, initial in enumerate(clock):
         members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
-        seen = [_read_counters(held[name], initial) for name in members]
-        if any(one != seen[0] for one in seen):
+        counts = [_read_counters(held[name], initial) for name in members]
+        if any(count != counts[0] for count in counts):
             raise NotSupported(
                 f"The parameters of group {group} have taken different numbers of steps "
-                f"({members[0]}: {seen[0]}). dross needs parameters that are stepped together; "
+                f"({members[0]}: {counts[0]}). dross needs parameters that are stepped together; "
                 "start with a fresh optimizer."
             )
-        counters.append(seen[0])
+        counters.append(counts[0])
     return slots, tuple(counters)
 
 
@@ -295,17 +295,16 @@ def write_slots(
     clock: Clock,
     row: np.ndarray,
 ) -> None:
-    """Leave a torch optimizer as if it had taken the steps itself, so that it can go on."""
+    """Leave a torch optimizer as if it had taken the steps itself, so that it can continue."""
     is_sgd = optimizer.name == "SGD" and optimizer.formula is None  # it keeps no counter
     named = {slot: optimizer.split_slot(layout, slot, slots[slot], row) for slot in slots}
     options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
     for name, group in zip(layout.names, layout.group_of):
         parameter = parameters[name]
-        own = options[parameter]
         # such steps need their counter on the parameter's device
-        on_device = own.get("fused") or own.get("capturable")
+        on_device = options[parameter].get("fused") or options[parameter].get("capturable")
         device = parameter.device if on_device else torch.device("cpu")
-        parts = {slot: own[name] for slot, own in named.items() if name in own}
+        parts = {slot: values[name] for slot, values in named.items() if name in values}
         state = {slot: layout.wrap(part, parameter) for slot, part in parts.items()}
         for counter, value in ({} if is_sgd else clock[group]).items():
             state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)

@@ -530,12 +530,12 @@ def _try_update(
     return after
 
 
-def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
-    if found.shape != expected.shape:
+def _compare(what: str, value: Tensor, expected: Tensor, t: int) -> None:
+    if value.shape != expected.shape:
         raise InvalidInput(
-            f"update gives {what} of shape {tuple(found.shape)}, not {tuple(expected.shape)}."
+            f"update gives {what} of shape {tuple(value.shape)}, not {tuple(expected.shape)}."
         )
-    difference = float((found - expected).abs().max())
+    difference = float((value - expected).abs().max())
     if not difference <= _SAME * max(1.0, float(expected.abs().max())):
         raise InvalidInput(
             f"In step {t} update gives a different {what} than the optimizer's step: they differ "
@@ -582,9 +582,9 @@ def _check_slope(
         raise InvalidInput(f"update cannot be differentiated by autograd: {error!r}") from error
     up = after(_WIDTH)
     down = after(-_WIDTH)
-    for name, found in slope.tensors().items():
+    for name, product in slope.tensors().items():
         difference = (up[name] - down[name]) / (2 * _WIDTH)
-        error = float((difference - found[0]).abs().max())
+        error = float((difference - product[0]).abs().max())
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
             raise InvalidInput(
                 f"The derivative of {name.removeprefix('slot.')} does not match a finite "

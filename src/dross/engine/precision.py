@@ -49,20 +49,20 @@ class Autocast:
 
 
 def check_autocast(
-    given: Any, device: torch.device, dtype: torch.dtype = torch.float32
+    autocast: Any, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Autocast | None:
     """The `autocast=` argument of a run whose parameters are of this type on this device."""
-    if given is None:
+    if autocast is None:
         return None
-    if given not in NARROW:
+    if autocast not in NARROW:
         raise InvalidInput(
             f"autocast must be torch.bfloat16 or torch.float16, the type passes are cast to, not "
-            f"{given!r}."
+            f"{autocast!r}."
         )
     if dtype != torch.float32:
-        own = str(dtype).removeprefix("torch.")
-        raise InvalidInput(f"autocast= is for float32 models; this one is {own}.")
-    return Autocast(device.type, given)
+        name = str(dtype).removeprefix("torch.")
+        raise InvalidInput(f"autocast= is for float32 models; this one is {name}.")
+    return Autocast(device.type, autocast)
 
 
 def observe_autocast(device: torch.device) -> Autocast | None:
@@ -85,6 +85,9 @@ def no_autocast(*devices: str) -> Iterator[None]:
         yield
 
 
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
 class PassNotes(TorchFunctionMode):
     """Notes what a model does inside its forward pass and cannot be seen from outside."""
 
@@ -92,20 +95,17 @@ class PassNotes(TorchFunctionMode):
         super().__init__()
         self.device = device.type
         self.cast: torch.dtype | None = None  # what the model casts to in its own forward
-        self.attends = False  # it calls torch's attention
+        self.attention_calls = 0  # how often it calls torch's attention
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if torch.is_autocast_enabled(self.device):
             self.cast = torch.get_autocast_dtype(self.device)
-        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            self.attends = True
+        self.attention_calls += func in _ATTENTION
         return func(*args, **(kwargs or {}))
 
 
-# --- attention ------------------------------------------------------------------------------------
+# --- attention kernels ----------------------------------------------------------------------------
 
-# Which of torch's attention kernels a pass uses.
-#
 # Training keeps the kernels that the loop chose: a replay must give the same bits. The fused ones
 # have no second derivative, so a pass that is differentiated twice takes the math kernel, the same
 # formula in elementary operations, at the recorded states.
@@ -132,18 +132,6 @@ def use_kernels(names: Sequence[str]) -> Iterator[None]:
         yield
 
 
-class AttentionCalls(TorchFunctionMode):
-    """Counts how often attention is called inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.count += func is F.scaled_dot_product_attention
-        return func(*args, **(kwargs or {}))
-
-
 class MathAttention(TorchFunctionMode):
     """Inside, attention uses the math kernel, even where a model itself asks for another."""
 
@@ -154,7 +142,7 @@ class MathAttention(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
 
-# --- precision ------------------------------------------------------------------------------------
+# --- the precision of a run -----------------------------------------------------------------------
 
 # How precisely a run computes: every product in the type of the parameters and sums in a fixed order,
 # except where autocast is on. A run is retraced as it was recorded: all of this is on the tape.
@@ -259,10 +247,8 @@ def _gpu_switches() -> list[tuple[Any, str, Any]]:
     return [*switches, (cudnn, "deterministic", True)]
 
 
-# --- no checkpointing, no compiled functions ------------------------------------------------------
+# --- passes without gradient checkpointing and compiled functions ---------------------------------
 
-# Passes without gradient checkpointing and without compiled functions.
-#
 # Gradient checkpointing recomputes a block in the backward pass: with the model's own weights, not
 # with those of a functional call, and not at all under `torch.autograd.grad` (the reentrant kind). A
 # compiled function has no second derivative. Neither changes what is computed, so dross's own passes
@@ -296,5 +282,5 @@ def plain_passes() -> Iterator[None]:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for name, own in before.items():
-            setattr(checkpoint, name, own)
+        for name, original in before.items():
+            setattr(checkpoint, name, original)

@@ -91,9 +91,9 @@ def take_step(
     buffers = state.buffers
     losses: list[Tensor] = []
     for batch in batches:
-        part, seen, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
+        part, of_batch, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
         g = part if g is None else g + part
-        losses.append(seen)
+        losses.append(of_batch)
     if g is None:
         g = torch.zeros_like(state.theta)
     if reducer is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|found - expected| <= factor * eps**power * |expected|, eps being the type's machine epsilon.
+    """|value - expected| <= factor * eps**power * |expected|, eps being the type's machine epsilon.
 
     order: the norm. inf compares the largest numbers, 2 compares lengths.
     """
@@ -38,22 +38,22 @@ ONE_PERCENT = Tolerance(0.01, 0)
 
 
 def is_close(
-    found: Tensor, expected: Tensor, tolerance: Tolerance, *, scale: float | None = None
+    value: Tensor, expected: Tensor, tolerance: Tolerance, *, scale: float | None = None
 ) -> bool:
-    """Whether `found` is `expected` up to rounding. What is not finite is close to nothing.
+    """Whether `value` is `expected` up to rounding. What is not finite is close to nothing.
 
     Arguments:
-        found: a tensor of any shape.
+        value: a tensor of any shape.
         expected: a tensor of the same shape. Whole numbers must be equal.
         tolerance: one of the tolerances of this module.
         scale: the size that the difference is compared with; by default that of `expected`.
     """
-    if found.numel() == 0 or not found.is_floating_point():
-        return torch.equal(found, expected)
+    if value.numel() == 0 or not value.is_floating_point():
+        return torch.equal(value, expected)
     limit = size(expected, tolerance) if scale is None else scale
     if not math.isfinite(limit):
         return False
-    return size(found - expected, tolerance) <= tolerance.relative(found.dtype) * limit
+    return size(value - expected, tolerance) <= tolerance.relative(value.dtype) * limit
 
 
 def size(t: Tensor, tolerance: Tolerance) -> float:

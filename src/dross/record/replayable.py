@@ -16,7 +16,7 @@ from ..data.dataset import Instances
 from ..distributed.ranks import Reducer
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
-from ..engine.precision import MATH, AttentionCalls
+from ..engine.precision import MATH, PassNotes
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
@@ -113,7 +113,7 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
         return None
     gradient = lambda: objective.gradient(before.theta, before.buffers, batch)[0]
     with objective.training():
-        with AttentionCalls() as calls:
+        with PassNotes(before.theta.device) as notes:
             own = gradient()
         with objective.precision.math_attention():
             math = gradient()
@@ -121,7 +121,9 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     narrow = objective.precision.narrow
     explained = ROUNDING_OF_LENGTH.relative(own.dtype)
     if narrow is not None:
-        deeper = max(1.0, calls.count / 2) ** 0.5  # roundings of many layers add up at random
+        deeper = (
+            max(1.0, notes.attention_calls / 2) ** 0.5
+        )  # roundings of many layers add up at random
         explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps * deeper)
     if gap > explained:
         warnings.warn(
