@@ -84,7 +84,7 @@ def clean(
     repeats: Annotated[int, Option(min=1, help="Independent runs to average the scores over.")] = 4,
     lr: Annotated[float | None, Option(help="The learning rate; otherwise searched for.")] = None,
     epochs: Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")] = None,
-    batch_size: option.BatchSize = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Instances per training step.")] = None,
     check: option.Check = 16,
     validation_is_clean: Annotated[
         bool,
@@ -210,7 +210,7 @@ def clean_chats(
         Option(help="The learning rate. Default: 2e-4 for adapters, otherwise 2e-5."),
     ] = None,
     epochs: Annotated[int, Option(min=1, help="How often every chat is learned.")] = 3,
-    batch_size: option.BatchSize = 8,
+    batch_size: Annotated[int, Option(min=1, help="Chats per training step.")] = 8,
     seed: option.Seed = 0,
     device: option.Device = None,
     force: Annotated[

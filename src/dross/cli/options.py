@@ -92,7 +92,6 @@ Labels = Annotated[
         "annotated for images and texts, observed otherwise.",
     ),
 ]
-BatchSize = Annotated[int | None, Option(min=1, help="Instances per training step.")]
 Check = Annotated[
     int,
     Option(

@@ -10,7 +10,6 @@ Every rank has the whole state, and the first one writes the tape.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -57,29 +56,26 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
         )
 
 
-@dataclass(frozen=True)
-class SharedStep:
-    """A step as all ranks know it."""
-
-    micros: tuple[MicroBatch, ...]  # of all ranks
-    opens_segment: bool
-
-
 def place_among_ranks(k: int, ranks: Reducer) -> int:
     """The place of this rank's k-th micro-batch in the whole step; it seeds its random numbers."""
     return k * ranks.size + ranks.rank
 
 
-def share_step(ranks: Reducer, micros: list[MicroBatch], opens_segment: bool) -> SharedStep:
+def share_step(
+    ranks: Reducer, micros: list[MicroBatch], opens_segment: bool
+) -> tuple[tuple[MicroBatch, ...], bool]:
     """Every rank's micro-batches, in their places, with their weights in the mean over ranks.
 
     Arguments:
         ranks: all of them call this.
         micros: this rank's micro-batches.
         opens_segment: whether the step opens a segment; the first rank's answer counts.
+
+    Returns:
+        The micro-batches, and whether the step opens a segment.
     """
     if ranks.size == 1:
-        return SharedStep(tuple(micros), opens_segment)
+        return tuple(micros), opens_segment
     weighted = [(micro.ids, micro.weights / ranks.size) for micro in micros]
     gathered = ranks.gather((weighted, opens_segment))
     counts = [len(own) for own, _ in gathered]
@@ -89,7 +85,7 @@ def share_step(ranks: Reducer, micros: list[MicroBatch], opens_segment: bool) ->
             "each have as many."
         )
     merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in gathered)
-    return SharedStep(tuple(merged), gathered[0][1])
+    return tuple(merged), gathered[0][1]
 
 
 def after_averaging(action: Callable[[], None]) -> None:

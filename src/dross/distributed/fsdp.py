@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
-from ..engine.autodiff import probe_direction
-from ..engine.inspect import complete_precision, is_shard, names_by_group
+from ..engine.inspect import (
+    FirstBatch,
+    check_second_derivative,
+    complete_objective,
+    is_shard,
+    names_by_group,
+)
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer, read_optimizer
 from ..engine.precision import PassNotes, use_arithmetic
@@ -158,27 +163,20 @@ def inspect_sharded(
         NotSupported: for a model or an optimizer that cannot be recorded so.
     """
     parameters = dict(bare.model.named_parameters())
-    candidates = names_by_group(parameters, optimizer)
-    every = Layout.of_groups(parameters, candidates)
-    own, stochastic, notes = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
-    used = set().union(*ranks.gather(own))
-    groups = [[name for name in names if name in used] for names in candidates]
-    kept = [k for k, names in enumerate(groups) if names]
-    if not kept:
-        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
-    objective = replace(
-        bare,
-        layout=Layout.of_groups(parameters, [groups[k] for k in kept]),
-        stochastic=stochastic,
-        evaluated=tuple(name for name, module in bare.model.named_modules() if not module.training),
-        unused=tuple(name for names in candidates for name in names if name not in used),
-        precision=complete_precision(bare.precision, notes),
-    )
+    every = Layout.of_groups(parameters, names_by_group(parameters, optimizer))
+    seen = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
+    seen = replace(seen, used=set().union(*ranks.gather(seen.used)))
+    objective, groups = complete_objective(bare, optimizer, seen)
     sharded = _shard(objective, ranks)
     assert sharded.gathering.ranks is not None
     own_sizes = sharded.gathering.ranks.layout.group_sizes(ranks.rank)
-    pure = read_optimizer(optimizer, own_sizes, [optimizer.param_groups[k] for k in kept])
-    _check(objective, sharded, pure, batch)
+    pure = read_optimizer(optimizer, own_sizes, groups)
+    if pure.rule is None:
+        raise NotSupported(
+            f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "
+            "Use an optimizer that treats every number alike, such as AdamW."
+        )
+    check_second_derivative(sharded, batch.x, batch.y)
     return objective, sharded, pure
 
 
@@ -187,8 +185,8 @@ def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
     return shard_objective(objective, shards, LocalLayout)
 
 
-def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], bool, PassNotes]:
-    """Which parameters get a gradient, whether random numbers were drawn, and notes of the pass."""
+def _run_first_batch(objective: ShardedObjective, batch: Batch) -> FirstBatch:
+    """All ranks do this, with a batch each; which parameters were used may differ between them."""
     layout = objective.gathering
     model = objective.model
     assert layout.units is not None
@@ -205,7 +203,7 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
         gathered = GatheredParameters(layout.units.of, leaves, 1.0)
         with PassNotes(theta.device) as notes, objective.precision.cast("model"):
             outputs = objective.call(gathered, {}, batch.x)
-        drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
+        stochastic = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
         losses = objective.apply_loss(outputs, batch.y)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     layout.alike[0] = False
@@ -215,23 +213,5 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
                 f"The forward pass moves '{name}', and under fully_shard each rank has its own. "
                 "Put BatchNorm into eval mode, or use GroupNorm or LayerNorm."
             )
-    return {name for name, g in zip(leaves, grads) if g is not None}, drawn, notes
-
-
-def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, batch: Batch) -> None:
-    """Find what can be trained but not retraced now, and not after a long run."""
-    if pure.rule is None:
-        raise NotSupported(
-            f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "
-            "Use an optimizer that treats every number alike, such as AdamW."
-        )
-    theta = sharded.layout.read(sharded.model)[0]
-    c = torch.full((len(batch.c),), 1 / len(batch.c), dtype=batch.c.dtype, device=batch.c.device)
-    try:
-        with sharded.training():
-            sharded.vjp_reverse(theta, {}, replace(batch, c=c), probe_direction(theta), {})
-    except (RuntimeError, NotImplementedError) as error:
-        raise NotSupported(
-            "The model has an operator without a second derivative, so its runs cannot be "
-            f"retraced: {error}"
-        ) from error
+    used = {name for name, g in zip(leaves, grads) if g is not None}
+    return FirstBatch(used, moving=(), stochastic=stochastic, notes=notes)

@@ -61,34 +61,19 @@ class ResultStore:
         return ResultStore((folder / name).absolute(), settings)
 
     def begin(self) -> None:
-        """Make the folder, and check that what lies in it belongs to this sweep.
-
-        Raises:
-            DrossError: the folder cannot be made.
-            InputChanged: a result was computed with other settings.
-        """
+        """Make the folder; raises DrossError where it cannot be made."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DrossError(f"{self.folder} cannot be made: {error.strerror}.") from error
-        for path in sorted(self.folder.glob("piece-*.safetensors")):
-            if self._read(path) is not None:
-                return  # the others are of the same sweep
 
     def get(self, number: int) -> dict[str, Tensor] | None:
-        """The result of a piece, or None where it is missing or damaged."""
-        return self._read(self._path(number))
+        """The result of a piece, or None where it is missing or damaged.
 
-    def put(self, number: int, result: dict[str, Tensor]) -> None:
-        """Write the result of a piece; raises DrossError."""
-        notes = {"settings": self.settings, "numbers": self.numbers}
-        write_sealed(self._path(number), result, notes)
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"piece-{number:06d}.safetensors"
-
-    def _read(self, path: Path) -> dict[str, Tensor] | None:
-        """None: missing or damaged, to be computed and replaced."""
+        Raises:
+            InputChanged: it was computed with other settings.
+        """
+        path = self._path(number)
         try:
             result, notes = read_sealed(path)
         except (FileNotFoundError, CorruptFile):
@@ -105,6 +90,14 @@ class ResultStore:
                 "Choose another folder, or delete the old results."
             )
         return result
+
+    def put(self, number: int, result: dict[str, Tensor]) -> None:
+        """Write the result of a piece; raises DrossError."""
+        notes = {"settings": self.settings, "numbers": self.numbers}
+        write_sealed(self._path(number), result, notes)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"piece-{number:06d}.safetensors"
 
 
 def uses_workers(n_jobs: int | None) -> bool:

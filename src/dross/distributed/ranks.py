@@ -198,7 +198,7 @@ class RankReducer(Reducer):
         """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
         columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
         for (k, rows, _), terms in terms_of:
-            columns[k][:, rows] = terms
+            columns[k][:, rows] = terms[:, : rows.stop - rows.start]  # an idle piece has none
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
     def from_first(self, value: Value) -> Value:

@@ -194,15 +194,6 @@ class ShardReducer(RankReducer):
             pieces.append((k, rows, batch.rows(rows)) if own else _idle(k, batch.rows(slice(0, 1))))
         return pieces
 
-    def merge_terms(
-        self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
-    ) -> Tensor:
-        """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
-        columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
-        for (k, rows, _), terms in terms_of:
-            columns[k][:, rows] = terms[:, : rows.stop - rows.start]
-        return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
-
     # --- of a retrace -----------------------------------------------------------------------------
 
     def clip(self, clip: Clip | None) -> Clip | None:

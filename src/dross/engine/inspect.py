@@ -44,45 +44,19 @@ def inspect_run(
     """
     check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
-    parameters = dict(model.named_parameters())
-    candidates = names_by_group(parameters, optimizer)
-    nothing = Layout.of_groups(parameters, [])
+    nothing = Layout.of_groups({}, [])
     bare = Objective(model, nothing, loss_function, loss_name, penalty, precision=precision)
-    first = _run_first_batch(bare, x, y)
-
-    groups = [[name for name in names if name in first.used] for names in candidates]
-    kept = [k for k, names in enumerate(groups) if names]
-    if not kept:
-        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
-    objective = Objective(
-        model,
-        Layout.of_groups(parameters, [groups[k] for k in kept], first.moving),
-        loss_function,
-        loss_name,
-        penalty,
-        stochastic=first.stochastic,
-        evaluated=tuple(name for name, module in model.named_modules() if not module.training),
-        unused=tuple(name for group in candidates for name in group if name not in first.used),
-        precision=complete_precision(precision, first.notes),
-    )
+    objective, groups = complete_objective(bare, optimizer, _run_first_batch(bare, x, y))
     pure = read_optimizer(
         optimizer,
         objective.layout.group_sizes,
-        [optimizer.param_groups[k] for k in kept],
+        groups,
         objective.layout.shapes_by_group,
         objective.layout.slices,
     )
-    _check_second_derivative(objective, x, y)
+    check_second_derivative(objective, x, y)
     _warn_of_held_buffers(objective)
     return objective, pure
-
-
-def complete_precision(known: Precision, notes: PassNotes) -> Precision:
-    """With what the model does by itself. A model without attention needs no choice of kernels."""
-    inner = notes.cast if known.autocast is None else None
-    return replace(
-        known, inner_cast=inner, kernels=known.kernels if notes.attention_calls else MATH
-    )
 
 
 def is_shard(t: Any) -> bool:
@@ -188,7 +162,7 @@ def trained_groups(
 
 
 @dataclass(frozen=True)
-class _FirstBatch:
+class FirstBatch:
     """What one forward and backward pass shows about a model."""
 
     used: set[str]  # parameters that get a gradient
@@ -197,7 +171,40 @@ class _FirstBatch:
     notes: PassNotes
 
 
-def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
+def complete_objective(
+    bare: Objective, optimizer: torch.optim.Optimizer, seen: FirstBatch
+) -> tuple[Objective, list[dict]]:
+    """The objective of the parameters that train, and their groups in the optimizer.
+
+    Arguments:
+        bare: an objective that does not know yet which parameters train.
+        optimizer: of the run.
+        seen: what its first batch shows.
+    """
+    parameters = dict(bare.model.named_parameters())
+    candidates = names_by_group(parameters, optimizer)
+    used = [[name for name in names if name in seen.used] for names in candidates]
+    kept = [k for k, names in enumerate(used) if names]
+    if not kept:
+        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
+    # a model without attention needs no choice of kernels
+    precision = replace(
+        bare.precision,
+        inner_cast=seen.notes.cast if bare.precision.autocast is None else None,
+        kernels=bare.precision.kernels if seen.notes.attention_calls else MATH,
+    )
+    objective = replace(
+        bare,
+        layout=Layout.of_groups(parameters, [used[k] for k in kept], seen.moving),
+        stochastic=seen.stochastic,
+        evaluated=tuple(name for name, module in bare.model.named_modules() if not module.training),
+        unused=tuple(name for names in candidates for name in names if name not in seen.used),
+        precision=precision,
+    )
+    return objective, [optimizer.param_groups[k] for k in kept]
+
+
+def _run_first_batch(bare: Objective, x: Any, y: Any) -> FirstBatch:
     """bare: an objective that does not know yet which parameters train."""
     model = bare.model
     parameters = {
@@ -220,7 +227,7 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
             losses = losses + bare.penalty_at(parameters)
         check_differentiable(losses)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-    return _FirstBatch(
+    return FirstBatch(
         used={name for name, g in zip(parameters, grads) if g is not None},
         moving=_find_moving_buffers(model, named),
         stochastic=any(not torch.equal(one, other) for one, other in zip(before, after)),
@@ -315,7 +322,7 @@ def _warn_of_held_buffers(objective: Objective) -> None:
         )
 
 
-def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
+def check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """Find now, not after a long run, an operator that can be trained but not retraced."""
     theta, buffers = objective.layout.read(objective.model)
     count = count_instances(y)

@@ -341,17 +341,15 @@ class StepWatch:
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, binding.groups)
         )
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
-        shared = ddp.share_step(ranks, own, writer.opens_segment())
-        step = Step(shared.micros, binding.numbers(), self._epoch, self._clip, self._scale)
-        places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
-        micros = [shared.micros[place] for place in places]
+        all_micros, opens = ddp.share_step(ranks, own, writer.opens_segment())
+        step = Step(all_micros, binding.numbers(), self._epoch, self._clip, self._scale)
+        micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
         batches = [replace(batch, c=self.weights_on_device(micro)) for micro, (_, batch) in pairs]
         g = self.gradients.flat(binding.layout)
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
         check_finite(t, after, g, self._losses, ids, kept=writer.segment_start)
-        opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None
             check_replayable(
