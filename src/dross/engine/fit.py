@@ -14,12 +14,10 @@ way rounds differently. For the same reason a retrace that is interrupted saves 
 
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +31,6 @@ from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cuda_graph import Graphs
 from .objective import Buffers, Gradient, Objective, Vjp
 from .tolerance import OTHER_KERNELS, ROUNDING, is_close
-
-Result = TypeVar("Result")
 
 MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
 _FLOPS_AT_ONCE = 2**30  # of queries side by side: more leave a processor's caches
@@ -101,9 +97,12 @@ class Fit:
 
     def gradient(self, batch: Batch, theta: Tensor, buffers: Buffers) -> Gradient:
         """`Objective.gradient`, in micro-batches where the batch does not fit."""
-        compute = partial(self.objective.gradient, theta, buffers)
+        results: list[Gradient] = []
         with convolutions(batch.c.device, wide=WIDE):
-            return self._in_micro_batches("gradient", batch, theta, compute, _join_gradients)
+            for part, guard in self._parts("gradient", batch, theta, results):
+                with guard:
+                    results.append(self.objective.gradient(theta, buffers, part))
+        return _join_gradients(results)
 
     def gradients(
         self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool
@@ -121,69 +120,67 @@ class Fit:
         a_buffers: Buffers,
         hessian: bool,
     ) -> Vjp:
-        """`Objective.vjp_forward` or `vjp_reverse`, for as many queries at once as fit."""
+        """`Objective.vjp_forward` or `vjp_reverse`, in micro-batches and for the queries that fit."""
+        results: list[Vjp] = []
+        for part, guard in self._parts("vjp", batch, theta, results):
+            with guard:
+                results.append(self._vjp_of_part(part, theta, buffers, a_g, a_buffers, hessian))
+        return _join_rows(results)
 
-        def compute(part: Batch) -> Vjp:
-            results: list[Vjp] = []
-            done = 0
-            while done < len(a_g):
-                plan = self._plan(theta, buffers, part, a_buffers)
-                some = slice(done, min(done + plan.queries_at_once, len(a_g)))
-                a_some = {name: a[some] for name, a in a_buffers.items()}
-                count = some.stop - some.start
-                with self._guard_queries(count) if count > 1 else nullcontext():
-                    results.append(
-                        self._vjp_together(plan, theta, buffers, part, a_g[some], a_some, hessian)
-                    )
-                    done = some.stop
-                if done < some.stop:  # memory ran out
-                    self.plans[_size_class(part)] = VjpPlan(plan.forward_mode, count // 2)
-            return results[0] if len(results) == 1 else _join_queries(results)
-
-        return self._in_micro_batches("vjp", batch, theta, compute, _join_rows)
-
-    def _vjp_together(
+    def _vjp_of_part(
         self,
-        plan: VjpPlan,
+        batch: Batch,
         theta: Tensor,
         buffers: Buffers,
-        batch: Batch,
         a_g: Tensor,
         a_buffers: Buffers,
         hessian: bool,
     ) -> Vjp:
-        vjp = self.objective.vjp_reverse
-        wide = None
-        if plan.forward_mode:
-            vjp = self.objective.vjp_forward
-            wide = WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL
-        with convolutions(batch.c.device, wide=wide):
-            return vjp(theta, buffers, batch, a_g, a_buffers, hessian)
+        """The vjp for as many queries at once as fit."""
+        results: list[Vjp] = []
+        done = 0
+        while done < len(a_g):
+            plan = self._plan(theta, buffers, batch, a_buffers)
+            some = slice(done, min(done + plan.queries_at_once, len(a_g)))
+            count = some.stop - some.start
+            a_some = {name: a[some] for name, a in a_buffers.items()}
+            vjp = self.objective.vjp_reverse
+            wide = None
+            if plan.forward_mode:
+                vjp = self.objective.vjp_forward
+                wide = WIDE if count == 1 else WIDE_FOR_SEVERAL
+            with MemoryGuard(
+                count,
+                what="of the queries at once",
+                free=self.graphs.free_memory,
+                may_halve=not self.graphs.capturing,
+            ):
+                with convolutions(batch.c.device, wide=wide):
+                    results.append(vjp(theta, buffers, batch, a_g[some], a_some, hessian))
+                done = some.stop
+            if done < some.stop:  # memory ran out
+                self.plans[_size_class(batch)] = VjpPlan(plan.forward_mode, count // 2)
+        return _join_queries(results)
 
-    # --- rows and queries -------------------------------------------------------------------------
+    # --- rows of a batch --------------------------------------------------------------------------
 
-    def _in_micro_batches(
-        self,
-        name: str,
-        batch: Batch,
-        theta: Tensor,
-        compute: Callable[[Batch], Result],
-        join: Callable[[Sequence[Result]], Result],
-    ) -> Result:
-        """compute(batch), or the joined results of its parts, smaller until each of them fits."""
+    def _parts(
+        self, name: str, batch: Batch, theta: Tensor, results: list
+    ) -> Iterator[tuple[Batch, MemoryGuard]]:
+        """The parts of a batch, smaller until each of them fits, with a guard for each.
+
+        results: of the parts so far. It is emptied where the parts are cut anew.
+        """
         while True:
-            parts = self._micro_batches(name, batch)
-            results: list[Result] = []
-            for part in parts:
-                with self._guard_rows(name, theta, part):
-                    results.append(compute(part))
-                    continue
-                # memory ran out
-                most = max(1, count_rows(self.objective, part) // 2)
-                self.max_rows[name, _size_class(batch)] = most
-                break
-            if len(results) == len(parts):
-                return results[0] if len(results) == 1 else join(results)
+            results.clear()
+            for k, part in enumerate(self._micro_batches(name, batch)):
+                yield part, self._guard_rows(name, theta, part)
+                if len(results) == k:  # memory ran out
+                    most = max(1, count_rows(self.objective, part) // 2)
+                    self.max_rows[name, _size_class(batch)] = most
+                    break
+            else:
+                return
 
     def _micro_batches(self, name: str, batch: Batch) -> list[Batch]:
         """The batch, or the parts that this pass takes one after the other."""
@@ -206,14 +203,6 @@ class Fit:
             may_halve=not self.graphs.capturing and not self.graphs.has_graphs,
             advice=f"{whole} and one query do not fit into memory. Retrace with group=, or on a "
             "machine with more memory.",
-        )
-
-    def _guard_queries(self, count: int) -> MemoryGuard:
-        return MemoryGuard(
-            count,
-            what="of the queries at once",
-            free=self.graphs.free_memory,
-            may_halve=not self.graphs.capturing,
         )
 
     def _can_cut(self, theta: Tensor, batch: Batch) -> bool:
@@ -309,18 +298,24 @@ def _size_class(batch: Batch) -> int:
 
 def _join_gradients(parts: Sequence[Gradient]) -> Gradient:
     """What `Objective.gradient` gives for the whole batch."""
+    if len(parts) == 1:
+        return parts[0]
     g, losses, buffers = zip(*parts)
     return _add(g), torch.cat(losses), buffers[-1]
 
 
 def _join_rows(parts: Sequence[Vjp]) -> Vjp:
     """The vjp of the whole batch. Buffers do not move where batches are cut."""
+    if len(parts) == 1:
+        return parts[0]
     terms, a_theta, a_buffers = zip(*parts)
     return torch.cat(terms, dim=1), _add(a_theta), a_buffers[-1]
 
 
 def _join_queries(parts: Sequence[Vjp]) -> Vjp:
     """The vjp of all queries."""
+    if len(parts) == 1:
+        return parts[0]
     terms, a_theta, a_buffers = zip(*parts)
     joined = {name: torch.cat([a[name] for a in a_buffers]) for name in a_buffers[0]}
     return torch.cat(terms), torch.cat(a_theta), joined
