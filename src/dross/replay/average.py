@@ -77,9 +77,10 @@ class Average:
             adjoint = replace(adjoint, theta=adjoint.theta + weight * seed.theta)
         if (weight := self.buffer_weights.get(t)) is None:
             return adjoint
-        own = adjoint.buffers
-        added = {name: weight * a for name, a in seed.buffers.items()}
-        buffers = {name: own[name] + a if name in own else a for name, a in added.items()}
+        buffers = {}
+        for name, a in seed.buffers.items():
+            added = weight * a
+            buffers[name] = adjoint.buffers[name] + added if name in adjoint.buffers else added
         return replace(adjoint, buffers=buffers)
 
     # --- of counterfactual runs -------------------------------------------------------------------

@@ -75,7 +75,7 @@ class SegmentReplay:
     def _check_links(
         self, index: int, segment: Segment, count: int
     ) -> tuple[list[Tensor | None], Check]:
-        """Check that each kept state leads to the next. The gradients found, and the last check.
+        """Check that each kept state leads to the next. Its gradients, and the last check.
 
         On a tape of dross.train whose data were digested as a whole, only the first step is
         checked, as a sample. Data that are read batch by batch may have changed anywhere, and in a
@@ -115,13 +115,13 @@ class SegmentReplay:
                 yield self._block(segment, low, [start], [None])
                 continue
             if length <= max(1, capacity):
-                found = self._replay_if_it_fits(segment, low, high, start)
-                if found is not None:
-                    states, gradients, end = found
+                replayed = self._replay_if_it_fits(segment, low, high, start)
+                if replayed is not None:
+                    states, gradients, end = replayed
                     check = do_nothing
                     if check_end:
                         check = self._check_end_later(index, end, segment)
-                    del found, end, start
+                    del replayed, end, start
                     block = self._block(segment, low, states, gradients)
                     del states, gradients
                     yield block
@@ -146,13 +146,13 @@ class SegmentReplay:
         """The state after steps low..high-1 of a segment, and how many states fit."""
         while low < high:
             end = min(high, low + max(1, capacity - 1))  # the one at the start is held, too
-            found = self._replay_if_it_fits(segment, low, end, state)
-            if found is None:
+            replayed = self._replay_if_it_fits(segment, low, end, state)
+            if replayed is None:
                 capacity = 1 + (end - low) // 2
             else:
-                state = found[2]
+                state = replayed[2]
                 low = end
-            del found  # before others are made
+            del replayed  # before others are made
         # a copy: on a GPU it is a part of a row of states, which it would keep alive
         return state.map(torch.clone), capacity
 
@@ -180,8 +180,8 @@ class SegmentReplay:
             return states[:-1], [None] * len(steps), states[-1]
         states = [state]
         gradients = []
-        for step, own in zip(steps, batches):
-            after, g = self._take(step, states[-1], own)
+        for step, micros in zip(steps, batches):
+            after, g = self._take(step, states[-1], micros)
             states.append(after)
             gradients.append(g)
         return states[:-1], gradients, states[-1]
@@ -214,7 +214,7 @@ class SegmentReplay:
     # --- checks -----------------------------------------------------------------------------------
 
     def check_end(self, index: int, reached: State, segment: Segment) -> None:
-        """Refuse a replayed segment that does not end where the recording went on from."""
+        """Refuse a replayed segment that does not end where the recording continued from."""
         self._check_end_later(index, reached, segment)()
 
     def _check_end_later(self, index: int, reached: State, segment: Segment) -> Check:

@@ -203,14 +203,13 @@ def read_manifest(where: Path | Storage) -> Manifest:
         InputChanged: another version of dross wrote the tape in another format.
     """
     storage = open_storage(where)
-    folder = storage.address
     path = storage.path(MANIFEST)
     try:
         raw = storage.read(MANIFEST)
     except FileNotFoundError:
-        raise DrossError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
+        raise DrossError(f"There is no tape at {storage.address}: {MANIFEST} is missing.") from None
     except NotADirectoryError:
-        raise DrossError(f"{folder} is a file; a tape is a folder.") from None
+        raise DrossError(f"{storage.address} is a file; a tape is a folder.") from None
     except OSError as error:
         raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
     return decode_manifest(raw, path)
@@ -240,16 +239,17 @@ def summarize_tape(tape: Tape) -> dict[str, Any]:
 
 def describe_tape(tape: Tape) -> dict[str, str]:
     """The same in words: a name and a text for each row of a table."""
-    made = tape.manifest
-    of_planned = "" if made.planned in (None, tape.steps) else f" of {made.planned:,} planned"
+    manifest = tape.manifest
+    planned = manifest.planned
+    of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
     state = "complete" if tape.complete else "not complete: continue with resume=True"
     segments = say_count(len(tape.entries), "segment")
     return {
-        "model": f"{made.model.name}, {sum(made.layout.sizes):,} parameters in training",
-        "optimizer": made.optimizer.name,
-        "loss": made.loss + (" with a penalty" if made.penalty else ""),
-        "instances": "not recorded" if made.instances is None else f"{made.instances:,}",
+        "model": f"{manifest.model.name}, {sum(manifest.layout.sizes):,} parameters in training",
+        "optimizer": manifest.optimizer.name,
+        "loss": manifest.loss + (" with a penalty" if manifest.penalty else ""),
+        "instances": "not recorded" if manifest.instances is None else f"{manifest.instances:,}",
         "steps": f"{tape.steps:,}{of_planned} ({state})",
         "kept": f"steps {tape.first:,} to {tape.steps:,} in {segments}, {say_bytes(tape.nbytes)}",
-        "recorded on": f"{made.device}, torch {made.torch}, dross {made.dross}",
+        "recorded on": f"{manifest.device}, torch {manifest.torch}, dross {manifest.dross}",
     }

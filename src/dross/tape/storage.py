@@ -23,19 +23,16 @@ _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
 class Storage(ABC):
     """What a tape needs of the place where its files lie."""
 
-    address: Path | str  # as it was given
-
-    @property
-    @abstractmethod
-    def absolute(self) -> str:
-        """An address that another process understands, too."""
+    def __init__(self, address: Path | str, absolute: str):
+        self.address = address
+        self.absolute = absolute  # an address that another process understands, too
 
     @abstractmethod
     def read(self, name: str) -> bytes:
         """The content of a file; raises OSError."""
 
     def cache(self, name: str, raw: bytes) -> None:  # noqa: B027
-        """Keep content that `read` gave and that is known to be intact."""
+        """Keep content that `read` returned and that is known to be intact."""
 
     def path(self, name: str) -> str:
         """The file's name for a message."""
@@ -46,12 +43,7 @@ class Folder(Storage):
     """A folder on this machine."""
 
     def __init__(self, folder: Path):
-        self.address = folder
-
-    @property
-    def absolute(self) -> str:
-        """The absolute path."""
-        return os.path.abspath(self.address)
+        super().__init__(folder, os.path.abspath(folder))
 
     def read(self, name: str) -> bytes:
         """The content of a file; raises OSError."""
@@ -64,19 +56,14 @@ class Bucket(Storage):
     def __init__(self, url: str):
         import fsspec
 
+        super().__init__(url, url)
         try:
             self.system, self.root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             # The package for this kind of storage is missing, or there is no such kind.
             raise InvalidInput(f"{url} cannot be opened: {error}.") from None
-        self.address = url
         self.folder: Path | None = None  # made when the first file is cached
         self.cached: dict[str, int] = {}  # file -> bytes
-
-    @property
-    def absolute(self) -> str:
-        """The URL."""
-        return str(self.address)
 
     def read(self, name: str) -> bytes:
         """The content of a file, from the cache or fetched; raises OSError."""
