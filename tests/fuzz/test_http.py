@@ -28,7 +28,7 @@ PATHS = [
     "/",
     *("/api/project", "/api/list", "/api/items", "/api/why", "/api/since", "/api/verdicts"),
     *(*CHANGES, "/api/preview", "/api/judge", "/api/judge/cancel"),
-    *("/static/main.js", "/static/", "/picture/train/1", "/picture/validation/1"),
+    *("/static/main.js", "/static/", "/image/train/1", "/image/validation/1"),
 ]
 METHODS = ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"]
 
@@ -109,12 +109,12 @@ paths = st.one_of(
     st.sampled_from(PATHS),
     st.sampled_from(PATHS),
     st.text(max_size=20).map(lambda text: "/" + text),
-    st.sampled_from(["/static/", "/picture/", "/picture/train/", "/api/"]).flatmap(
+    st.sampled_from(["/static/", "/image/", "/image/train/", "/api/"]).flatmap(
         lambda start: st.text(max_size=300).map(lambda text: start + text)
     ),
     st.sampled_from(
         [
-            *("/picture/train/" + "1" * 5000, "/picture/train/" + "1" * 300, "/picture/../1"),
+            *("/image/train/" + "1" * 5000, "/image/train/" + "1" * 300, "/image/../1"),
             *("/static/\0", "/static/" + "x" * 300, "/static/../server.py", "/static/%00"),
         ]
     ),

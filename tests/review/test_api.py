@@ -130,7 +130,7 @@ def test_the_parameters_of_an_address_are_checked_too(fresh):
             answer = client.get(path)
             assert answer.status_code == 400 and answer.json()["error"].endswith("."), path
         for id in (long, "9" * 300, "-1", "1x", "%D9%A1"):
-            assert client.get(f"/picture/train/{id}").status_code == 404
+            assert client.get(f"/image/train/{id}").status_code == 400
 
 
 def test_a_regression_takes_numbers_as_labels(tmp_path):

@@ -10,7 +10,7 @@ from tests.review.review_client import client_of, decide, serve_in_thread, wait_
 from tests.review.review_project import HOSTILE, make_project
 
 READ = ["/", "/api/project", "/api/list", "/api/why?id=1", "/api/since?revision=0"]
-READ += ["/picture/train/1", "/nowhere"]
+READ += ["/image/train/1", "/nowhere"]
 CHANGE = ["/api/decide", "/api/undo", "/api/redo", "/api/judge", "/api/judge/cancel"]
 
 
@@ -69,7 +69,7 @@ def test_a_page_for_others_opens_under_any_name_and_only_with_the_token(fresh):
 
 
 def test_every_answer_is_locked_down(page):
-    for path in ("/", "/api/project", "/api/nowhere", "/static/main.js", "/picture/train/99999999"):
+    for path in ("/", "/api/project", "/api/nowhere", "/static/main.js", "/image/train/99999999"):
         headers = page.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -86,10 +86,10 @@ def test_every_answer_is_locked_down(page):
         "/static/%2e%2e/server.py",
         "/static/..%2fserver.py",
         "/static//etc/passwd",
-        "/picture/train/..%2f..%2fproject.json",
-        "/picture/..%2f/1",
-        "/picture/train/1.png",
-        "/picture/verdicts/1",
+        "/image/train/..%2f..%2fproject.json",
+        "/image/..%2f/1",
+        "/image/train/1.png",
+        "/image/verdicts/1",
         "/project.json",
         "/decisions.sqlite",
         "/static/",
@@ -97,7 +97,7 @@ def test_every_answer_is_locked_down(page):
 )
 def test_no_path_leads_out(page, path):
     answer = send_exactly(page, f"GET {path} HTTP/1.1")
-    assert answer.split()[1] in (b"404", b"405")
+    assert answer.split()[1] in (b"400", b"404", b"405")
     assert b"import" not in answer and b"root:" not in answer
 
 

@@ -145,7 +145,7 @@ def test_labels_of_the_training_part_are_checked_where_there_is_no_validation_fi
         assert listed(client) == [40, 41]
         item = client.get("/api/items", params={"ids": "41"}).json()["items"][0]
         assert item["source"] == "row 3" and item["place"] == 1
-        assert item["picture_part"] == "train"
+        assert item["image_part"] == "train"
         decide(client, ["remove", None, [41]])
     log = Project.open(project.folder).decisions
     assert log.current() == {} and log.current("validation") == {1: ("remove", None)}
@@ -165,6 +165,6 @@ def test_every_kind_of_instance_is_listed(tmp_path, kind):
         why = client.get("/api/why", params={"id": 40}).json()
         assert why["place"] == 0 and why["part"] == "validation"
         if kind == "images":
-            assert client.get("/picture/validation/0").headers["content-type"] == "image/png"
+            assert client.get("/image/validation/0").headers["content-type"] == "image/png"
         else:
             assert why["content"]["text"] == project.validation.loc[0, "text"]

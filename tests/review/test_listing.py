@@ -54,7 +54,7 @@ def test_items_look_like_their_kind(tmp_path, page, shared_project):
         with client_of(make_project(tmp_path / kind, kind, 30)) as client:
             assert key in client.get("/api/items", params={"ids": "0"}).json()["items"][0]
             assert client.get("/api/project").json()["layout"] == kind
-            assert client.get("/picture/train/0").status_code == (200 if kind == "images" else 404)
+            assert client.get("/image/train/0").status_code == (200 if kind == "images" else 404)
 
 
 def test_whole_numbers_and_unusual_cells_of_every_row(tmp_path):

@@ -42,10 +42,10 @@ def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(pla
             "interval": "-1.4 to -0.8",
         }
         assert plan["others"][1]["rule"] == RULES["wrong-90"].words
-        picture = client.get(plan["picture"])
-        assert picture.headers["content-type"] == "image/svg+xml"
-        assert picture.text.startswith("<svg") and "wrong-90" in picture.text
-        assert client.get(plan["picture"], headers={"X-Dross-Token": "x"}).status_code == 401
+        figure = client.get(plan["figure"])
+        assert figure.headers["content-type"] == "image/svg+xml"
+        assert figure.text.startswith("<svg") and "wrong-90" in figure.text
+        assert client.get(plan["figure"], headers={"X-Dross-Token": "x"}).status_code == 401
         assert '<meta name="dross-tab" content="plan">' in client.get("/").text
 
 
@@ -91,11 +91,11 @@ def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(pla
     assert Project.open(planned.folder).decisions.revision == 0
 
 
-def test_where_no_plan_was_measured_there_is_no_picture(fresh):
+def test_where_no_plan_was_measured_there_is_no_figure(fresh):
     with client_of(fresh) as client:
         plan = client.get("/api/project").json()["plan"]
-        assert plan["picture"] is None and plan["others"] == [] and plan["measures"] == []
-        assert client.get("/picture/plans").status_code == 404
+        assert plan["figure"] is None and plan["others"] == [] and plan["measures"] == []
+        assert client.get("/image/plans").status_code == 404
 
 
 def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):

@@ -133,12 +133,15 @@ def test_the_values_of_a_row_come_in_the_order_of_their_weight(browser, tmp_path
 
 def test_originals_are_sent_where_they_are_and_nothing_else_is(pictures, shared_project):
     with client_of(pictures) as client:
-        answer = client.get("/picture/original/train/3")
+        answer = client.get("/image/original/train/3")
         assert answer.status_code == 200 and answer.content.startswith(b"\x89PNG")
-        for address in ("train/999", "train/../3", "other/3", "validation/999", "train/-1"):
-            assert client.get(f"/picture/original/{address}").status_code == 404
+        for address, status in (
+            *(("train/999", 404), ("validation/999", 404), ("test/3", 404)),
+            *(("train/../3", 400), ("other/3", 400), ("train/-1", 400)),
+        ):
+            assert client.get(f"/image/original/{address}").status_code == status
     with client_of(shared_project) as client:
-        assert client.get("/picture/original/train/3").status_code == 404
+        assert client.get("/image/original/train/3").status_code == 404
 
 
 def test_rows_of_a_list_that_is_flung_are_filled_in_when_it_slows_down(browser, shared_project):

@@ -94,11 +94,11 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         wait_for_text(page, "plan-state", "9 of 10 decided as recommended, 1 otherwise")
 
 
-def test_the_other_plans_are_a_picture_and_a_table(browser, tmp_path):
+def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
     project = make_planned(tmp_path)
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.click("#plan-thumb")
-        wait_until(page, "document.querySelector('.plans-picture').naturalWidth > 100")
+        wait_until(page, "document.querySelector('.plans-figure').naturalWidth > 100")
         table = page.text_content("#plans-body table")
         assert "wrong-50 (recommended)" in table and "-1.1 points (-1.4 to -0.8)" in table
         assert "remove 10" in table and "+0.40 points (+0.10 to +0.70)" in table

@@ -20,12 +20,12 @@ from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code
-from ..cleaning.task import CLASSIFICATION, REGRESSION, read_learnable
+from ..cleaning.task import CLASSIFICATION, REGRESSION
 from ..errors import CorruptFile, InvalidInput
 from .judge_process import JudgeProcess
 from .label_checks import LabelChecks
 from .listing import MAX_LISTED, Filter, Listing, read_original
-from .plan import PICTURE, RecommendedPlan, class_warnings
+from .plan import FIGURE, RecommendedPlan, class_warnings
 from .sentences import explain_instance
 
 MAX_BODY_BYTES = 8 * 2**20  # decisions about a million instances
@@ -48,17 +48,17 @@ class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 _Changes = Annotated[list[Change], Meta(min_length=1)]
 
 
-class NoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing but the address."""
 
 
-class PreviewRequest(NoRequest, frozen=True):
+class PreviewRequest(EmptyRequest, frozen=True):
     """What would these decisions do?"""
 
     changes: _Changes
 
 
-class UndoRequest(NoRequest, frozen=True, kw_only=True):
+class UndoRequest(EmptyRequest, frozen=True, kw_only=True):
     """Undo or redo the latest decision of a person ("": of anybody)."""
 
     revision: _Count  # what the page knows
@@ -73,7 +73,7 @@ class DecideRequest(UndoRequest, frozen=True, kw_only=True):
     why: _ShortText = ""
 
 
-class JudgeRequest(NoRequest, frozen=True):
+class JudgeRequest(EmptyRequest, frozen=True):
     """Start a judgement."""
 
     seeds: _Count
@@ -101,6 +101,13 @@ class ItemsQuery(msgspec.Struct, frozen=True):
 class WhyQuery(msgspec.Struct, frozen=True):
     """One instance, with all that is known about it."""
 
+    id: _Count
+
+
+class ImageQuery(msgspec.Struct, frozen=True):
+    """The image of an instance."""
+
+    part: Literal["train", "validation", "test"]
     id: _Count
 
 
@@ -140,18 +147,20 @@ class Api:
             _get("/api/items", ItemsQuery, self.list_items),
             _get("/api/why", WhyQuery, self.explain),
             _get("/api/since", SinceQuery, self.changes_since),
-            _get("/api/verdicts", NoRequest, lambda query: {"verdicts": self.project.verdicts()}),
-            _get("/api/judge", NoRequest, lambda query: self.judge_process.status()),
+            _get(
+                "/api/verdicts", EmptyRequest, lambda query: {"verdicts": self.project.verdicts()}
+            ),
+            _get("/api/judge", EmptyRequest, lambda query: self.judge_process.status()),
             _post("/api/decide", DecideRequest, self.decide),
             _post("/api/plan", UndoRequest, self.take_plan),
             _post("/api/preview", PreviewRequest, self.preview),
             _post("/api/undo", UndoRequest, undo),
             _post("/api/redo", UndoRequest, redo),
             _post("/api/judge", JudgeRequest, self.start_judging),
-            _post("/api/judge/cancel", NoRequest, self.cancel_judging),
-            Route(PICTURE, self.send_plans),
-            Route("/picture/{part}/{id}", self.send_picture),
-            Route("/picture/original/{part}/{id}", self.send_original),
+            _post("/api/judge/cancel", EmptyRequest, self.cancel_judging),
+            _get(FIGURE, EmptyRequest, self.send_plans),
+            _get("/image/{part}/{id}", ImageQuery, self.send_image),
+            _get("/image/original/{part}/{id}", ImageQuery, self.send_original),
         ]
 
     # Reading
@@ -187,7 +196,7 @@ class Api:
 
     def list_items(self, query: ItemsQuery) -> _JSON:
         """Return what the list shows of these instances."""
-        with _refusing_misfits():
+        with _refuse_invalid():
             ids = msgspec.convert(query.ids.split(",")[:_MAX_ITEMS], list[_Count], strict=False)
         item = lambda id: (self.listing if id < len(self.labels) else self.checks).item(id)
         return {"items": [item(id) for id in ids if id < self._count]}
@@ -204,20 +213,17 @@ class Api:
         changes = self._changes_since(query.revision, query.who)
         return changes | {"judge": self.judge_process.status()}
 
-    def send_picture(self, request: Request) -> Response:
-        """Send a small copy of the picture of an instance as PNG."""
-        return _send_picture(request, self.project.picture)
+    def send_image(self, query: ImageQuery) -> Response:
+        """Send a small copy of the image of an instance as PNG."""
+        return _image(self.project.picture(query.part, query.id), "image/png")
 
-    def send_original(self, request: Request) -> Response:
-        """Send the picture of an instance in its own size as PNG."""
-        return _send_picture(request, lambda part, id: read_original(self.project, part, id))
+    def send_original(self, query: ImageQuery) -> Response:
+        """Send the image of an instance in its own size as PNG."""
+        return _image(read_original(self.project, query.part, query.id), "image/png")
 
-    def send_plans(self, request: Request) -> Response:
-        """Send the picture of the plans that competed as SVG."""
-        picture = self.plan.draw()
-        if picture is None:
-            return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
-        return Response(picture, media_type="image/svg+xml")
+    def send_plans(self, query: EmptyRequest) -> Response:
+        """Send the figure of the plans that competed as SVG."""
+        return _image(self.plan.draw(), "image/svg+xml")
 
     # Changing
 
@@ -277,7 +283,7 @@ class Api:
                 f"again with {flags}."
             )
 
-    def cancel_judging(self, request: NoRequest) -> _JSON:
+    def cancel_judging(self, request: EmptyRequest) -> _JSON:
         """Stop the judgement that was started from the page."""
         self.judge_process.cancel()
         return self.judge_process.status()
@@ -300,25 +306,17 @@ class Api:
         """Check that instances and labels exist, and that no decisions contradict each other."""
         decisions: dict[int, Decision] = {}
         for change in changes:
-            if change.label is not None:
-                self._check_label(change.label)
-            decision = (change.action, change.label)
+            label = change.label
+            if label is not None and self.project.task.read(label, self.project.classes) is None:
+                what = "number that a model can learn" if self.regression else "class of this data"
+                raise InvalidInput(f"{label!r:.60} is not a {what}.")
+            decision = (change.action, label)
             for id in change.ids:
                 if id >= self._count:
                     raise InvalidInput(f"There is no instance {id}; there are {self._count}.")
                 if decisions.setdefault(id, decision) != decision:
                     raise InvalidInput(f"Two decisions about instance {id} contradict each other.")
         return decisions
-
-    def _check_label(self, label: str) -> None:
-        if not self.regression:
-            if label not in self.project.classes:
-                raise InvalidInput(f"{label!r:.60} is not a class of this data.")
-        elif label != label.strip() or read_learnable(label) is None:
-            raise InvalidInput(
-                f"{label!r:.60} is not a number that a model can learn. Give the new value "
-                "as a number, such as 3.5."
-            )
 
     def _check_revision(self, known: int) -> None:
         latest = self.decisions.revision
@@ -386,18 +384,21 @@ class Api:
         return class_warnings(self.labels, decisions, regression=one_class)
 
 
-def _get(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
+def _get(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON | Response]) -> Route:
     def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
-        with _refusing_misfits():
-            query = msgspec.convert(dict(request.query_params), kind, strict=False)
-        return JSONAnswer(answer(query))
+        with _refuse_invalid():
+            query = msgspec.convert(
+                {**request.query_params, **request.path_params}, kind, strict=False
+            )
+        found = answer(query)
+        return found if isinstance(found, Response) else JSONAnswer(found)
 
     return Route(path, endpoint, methods=["GET"])
 
 
 def _post(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
     def read_and_answer(body: bytes) -> Response:
-        with _refusing_misfits():
+        with _refuse_invalid():
             sent = msgspec.json.decode(body, type=kind)
         return JSONAnswer(answer(sent))
 
@@ -409,7 +410,7 @@ def _post(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) 
 
 
 @contextmanager
-def _refusing_misfits() -> Iterator[None]:
+def _refuse_invalid() -> Iterator[None]:
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -428,10 +429,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _send_picture(request: Request, read: Callable[[str, int], bytes | None]) -> Response:
-    id = request.path_params["id"]
-    is_id = id.isascii() and id.isdecimal() and len(id) < 10
-    picture = read(request.path_params["part"], int(id)) if is_id else None
-    if picture is None:
-        return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
-    return Response(picture, media_type="image/png")
+def _image(raw: bytes | None, kind: str) -> Response:
+    if raw is None:
+        raise HTTPException(404, "There is no such image in this folder.")
+    return Response(raw, media_type=kind)

@@ -107,7 +107,7 @@ class LabelChecks:
             "id": number,
             "part": VALIDATION,
             "place": place,
-            "picture_part": TRAIN if self.project.checks_training else VALIDATION,
+            "image_part": TRAIN if self.project.checks_training else VALIDATION,
             "source": str(row["source"]),
             "label": name_label(row["label"], self.project.info.task),
             "prediction": name_label(row["prediction"], self.project.info.task),

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +25,11 @@ MAX_LISTED = 100_000  # browsers cannot scroll much further
 _MAX_COLUMNS = 30
 _MAX_COLUMN_WIDTH = 26  # characters
 _MAX_EXCERPT = 420  # characters, in the list
+_MAX_BEFORE = 200  # characters of a chat before its first answer, in the list
 _MAX_CHAT = 20_000  # characters, in the panel
 _SAMPLED_ROWS = 500  # to measure the widths of columns
 _STRONG = 98  # the percentile of the effects of tokens that has the strongest colour
-_MAX_SIDE = 4096  # pixels of a picture; browsers and people see no more at once
+_MAX_SIDE = 4096  # pixels of an image; browsers and people see no more at once
 
 Token = tuple[str, float | None]  # its text, and its effect in percent; None: it is not learned
 
@@ -212,9 +213,10 @@ class Listing:
         """The tokens around the beginning of the first answer of a chat."""
         tokens = self._tokens(id)
         first = next((k for k, (_, effect) in enumerate(tokens) if effect is not None), 0)
-        start = 0
-        while start < first and sum(len(text) for text, _ in tokens[start:first]) > 200:
-            start += 1
+        start = first
+        letters = 0
+        while start and (letters := letters + len(tokens[start - 1][0])) <= _MAX_BEFORE:
+            start -= 1
         shown = _cut(tokens[start:], _MAX_EXCERPT)
         head: list[Token] = [("… ", None)] if start else []
         tail: list[Token] = [(" …", None)] if start + len(shown) < len(tokens) else []
@@ -241,10 +243,10 @@ def _cut(tokens: list[Token], letters: int) -> list[Token]:
     return kept
 
 
-def _excerpt(text: str, words: list[list[Any]]) -> str:
+def _excerpt(text: str, words: Sequence[tuple[str, float]]) -> str:
     """The beginning, or what surrounds the first word that matters if that is further down."""
     lower = text.lower()
-    found = [place for word, _ in words if (place := lower.find(str(word).lower())) >= 0]
+    found = [place for word, _ in words if (place := lower.find(word.lower())) >= 0]
     start = min(found, default=0)
     start = 0 if start < _MAX_EXCERPT // 2 else start - 60
     end = start + _MAX_EXCERPT
@@ -252,7 +254,7 @@ def _excerpt(text: str, words: list[list[Any]]) -> str:
 
 
 def read_original(project: Project, part: str, id: int) -> bytes | None:
-    """Read a picture of the input in its own size; the project itself holds small copies only.
+    """Read an image of the input in its own size; the project itself holds small copies only.
 
     Arguments:
         project: What is reviewed.
@@ -262,17 +264,15 @@ def read_original(project: Project, part: str, id: int) -> bytes | None:
     Returns:
         The bytes of a PNG file; None where the input is not where it was.
     """
-    if not project.modality.has_images or part not in ("train", "validation"):
-        return None
-    table = project.content if part == "train" else project.validation
-    if id not in table.index:
+    table = {"train": project.content, "validation": project.validation}.get(part)
+    if not project.modality.has_images or table is None or id not in table.index:
         return None
     try:
         root = picture_root(Path(project.request.data))
-        picture = load_picture(root / str(table.at[id, "path"]))
+        image = load_picture(root / str(table.at[id, "path"]))
     except DrossError:
         return None  # it was moved, or is damaged by now
-    picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    image.thumbnail((_MAX_SIDE, _MAX_SIDE))
     written = io.BytesIO()
-    picture.save(written, "PNG", compress_level=1)  # quick: it goes to this machine
+    image.save(written, "PNG", compress_level=1)  # quick: it goes to this machine
     return written.getvalue()

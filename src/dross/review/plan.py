@@ -13,7 +13,7 @@ from ..cleaning.plans import Edits, class_effects, list_measures, tabulate_plans
 from ..cleaning.project import Project
 from ..cleaning.report import draw_plans_figure, write_command
 
-PICTURE = "/picture/plans"
+FIGURE = "/image/plans"
 _WARN_FROM_SHARE_LOST = 0.20
 _WARN_BELOW_INSTANCES_LEFT = 10
 
@@ -46,7 +46,7 @@ class RecommendedPlan:
             "count": len(self.changes),
             "checked": describe_checked(info),
             "command": self._command,
-            "picture": PICTURE if list_measures(self.project.plans) else None,
+            "figure": FIGURE if list_measures(self.project.plans) else None,
             "others": table["rows"],
             "measures": table["measures"],
         }

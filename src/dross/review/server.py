@@ -3,7 +3,7 @@
 a token           in the header X-Dross-Token for all data and every change; a page of another site
                   cannot set it
 a cookie          for what a browser asks for without headers of ours: the page itself and its
-                  pictures. SameSite=Strict, HttpOnly, set when the page is opened with the token in
+                  images. SameSite=Strict, HttpOnly, set when the page is opened with the token in
                   its address
 the Host header   must be a name of this machine: a name of another site that is made to point here
                   (DNS rebinding) gets nothing. A page that listens beyond this machine cannot know
@@ -61,10 +61,6 @@ _TOKEN_NEEDED = (
     "This page needs the token that dross printed when it started. "
     "Open the address that the terminal shows."
 )
-_SENTENCES = {
-    404: "There is nothing at this address.",
-    405: "This address does not take requests of this kind.",
-}
 # Some systems say text/plain, which browsers refuse for modules.
 mimetypes.add_type("text/javascript", ".js")
 
@@ -88,18 +84,20 @@ class Keys:
         """The name of the cookie: each page has its own, as all ports of a machine share cookies."""
         return f"dross-{self.token[:8]}"
 
-    def open(self, given: str | None, *, may_be_once: bool = False) -> bool:
+    def open(self, sent: str | None, *, may_be_once: bool = False) -> bool:
         """Whether this is the token, or the key that opens once, which is then used up."""
-        if _same(given, self.token):
+        if _same(sent, self.token):
             return True
-        if may_be_once and _same(given, self.once):
+        if may_be_once and _same(sent, self.once):
             self.once = None
             return True
         return False
 
 
-def _same(given: str | None, key: str | None) -> bool:
-    return bool(given and key) and secrets.compare_digest(given.encode(), key.encode())
+def _same(sent: str | None, key: str | None) -> bool:
+    if not sent or not key:
+        return False
+    return secrets.compare_digest(sent.encode(), key.encode())
 
 
 class Guard:
@@ -134,9 +132,7 @@ class Guard:
         if keys.open(request.headers.get(TOKEN_HEADER)):
             return True
         is_page = path == "/"
-        if (is_page or path.startswith("/picture/")) and keys.open(
-            request.cookies.get(keys.cookie)
-        ):
+        if (is_page or path.startswith("/image/")) and keys.open(request.cookies.get(keys.cookie)):
             return True
         return is_page and keys.open(request.query_params.get("token"), may_be_once=True)
 
@@ -336,8 +332,7 @@ def _answer_dross_error(request: Request, error: Exception) -> Response:
 
 def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentence = _SENTENCES.get(error.status_code, error.detail)
-    return JSONAnswer({"error": sentence}, error.status_code, error.headers)
+    return JSONAnswer({"error": error.detail}, error.status_code, error.headers)
 
 
 def _answer_unexpected_error(request: Request, error: Exception) -> Response:

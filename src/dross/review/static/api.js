@@ -31,5 +31,5 @@ async function ask(path, options) {
 
 export const get = (path, query = {}) => ask(`${path}?${new URLSearchParams(query)}`, { method: "GET" });
 export const post = (path, body = {}) => ask(path, { method: "POST", body: JSON.stringify(body) });
-export const picture = (part, id) => `/picture/${part}/${id}`; // a small copy
-export const original = (part, id) => `/picture/original/${part}/${id}`;
+export const thumbnail = (part, id) => `/image/${part}/${id}`; // a small copy
+export const original = (part, id) => `/image/original/${part}/${id}`;

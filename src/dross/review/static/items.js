@@ -1,6 +1,6 @@
 // How one instance looks in the list: a tile, a passage of text, or a row of a table.
 
-import { picture } from "./api.js";
+import { thumbnail } from "./api.js";
 import { data, h, printable } from "./dom.js";
 import { marked } from "./mark.js";
 import { decisionOf, partOf, project } from "./state.js";
@@ -64,7 +64,7 @@ function chips(item) {
 }
 
 function tile(item) {
-  const image = h("img", { src: picture(item.picture_part ?? "train", item.place ?? item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
+  const image = h("img", { src: thumbnail(item.image_part ?? "train", item.place ?? item.id), alt: `Image ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
   return [image, decision(), chips(item), h("span", { class: "effect", title: meaning(item) }, effectWord(item))];
 }
 

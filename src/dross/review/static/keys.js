@@ -13,7 +13,7 @@ const KEYS = [
   ["j", "next", "next instance"],
   ["i", "previous", "previous instance"],
   ["w", "why", "show or hide why"],
-  ["z", "zoom", "enlarge its picture; then + and − zoom, 0 fits, 1 is the original size"],
+  ["z", "zoom", "enlarge its image; then + and − zoom, 0 fits, 1 is the original size"],
   ["b", "bulk", "decide for the whole list at once"],
   ["t", "plan", "accept the recommended plan"],
   ["v", "verdict", "open the verdict"],

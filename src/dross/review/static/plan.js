@@ -27,9 +27,9 @@ export function start(look, check) {
   byId("look-plan").addEventListener("click", look);
   byId("check-labels").addEventListener("click", check);
   for (const id of ["open-plans", "plan-thumb"]) byId(id).addEventListener("click", open);
-  byId("open-plans").hidden = !plan.picture && !plan.others.length;
-  byId("plan-thumb").hidden = !plan.picture;
-  if (plan.picture) byId("plan-thumb").append(h("img", { src: plan.picture, alt: "How each plan changes the error and the log loss; show it larger" }));
+  byId("open-plans").hidden = !plan.figure && !plan.others.length;
+  byId("plan-thumb").hidden = !plan.figure;
+  if (plan.figure) byId("plan-thumb").append(h("img", { src: plan.figure, alt: "How each plan changes the error and the log loss; show it larger" }));
   box.open = !small.matches && setting("plan") !== "closed";
   box.addEventListener("toggle", () => small.matches || set("plan", box.open ? "" : "closed"));
   on("standing", draw);
@@ -82,12 +82,12 @@ function open() {
     h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""),
       h("td", {}, data(other.what), other.rule ? h("span", { class: "interval-words" }, other.rule) : null), other.figures.map(cell)));
   const titles = ["Plan", "What it does", ...plan.measures];
-  const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
+  const figure = plan.figure && h("figure", {}, h("img", { class: "plans-figure", src: plan.figure, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
     h("figcaption", {}, "The change under each plan on held-out instances, with its 95 % interval. Below zero is better; the recommended plan is blue."));
   const meaning = "Each cell: before → after, the change, and its 95 % interval, on held-out instances. The log loss counts that some of their labels are wrong; in the plain log loss all of them count as right. To use another plan, pass its name to dross judge or dross export with --plan.";
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
-  show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, project.classes.length ? meaning : meaning.replaceAll("log loss", "squared error")) : null);
+  show(byId("plans-body"), figure, table, rows.length ? h("p", { class: "quiet small" }, project.classes.length ? meaning : meaning.replaceAll("log loss", "squared error")) : null);
   byId("plans").showModal();
   byId("plans-title").focus();
 }

@@ -1,6 +1,6 @@
 // The panel that says why an instance is in the list.
 
-import { get, picture } from "./api.js";
+import { get, thumbnail } from "./api.js";
 import { byId, data, h, show } from "./dom.js";
 import * as list from "./list.js";
 import { marked } from "./mark.js";
@@ -96,7 +96,7 @@ function showDecision() {
 function build(why) {
   return [
     h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
-    project.layout === "images" ? enlargeable({ ...why, part: why.part ?? "train", id: why.place ?? why.id }, "large-picture") : null,
+    project.layout === "images" ? enlargeable({ ...why, part: why.part ?? "train", id: why.place ?? why.id }, "large-image") : null,
     why.copies?.length ? others("Copies and near copies", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
@@ -159,9 +159,9 @@ function beside(entry, extra) {
       entry.brief ? h("p", { class: "brief", dir: "auto" }, entry.brief) : null));
 }
 
-/** A small picture that opens as a large one. */
+/** A small image that opens as a large one. */
 function enlargeable(entry, size = null) {
   return h("button", { type: "button", class: "enlarge", onclick: () => tell("enlarge", entry) },
-    h("img", { class: size, src: picture(entry.part, entry.id), alt: `Enlarge picture ${entry.source}, labelled ${entry.label}` }),
+    h("img", { class: size, src: thumbnail(entry.part, entry.id), alt: `Enlarge image ${entry.source}, labelled ${entry.label}` }),
     size ? h("span", { class: "enlarge-word", "aria-hidden": "true" }, "Enlarge ", h("kbd", {}, "z")) : null);
 }

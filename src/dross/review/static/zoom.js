@@ -1,10 +1,10 @@
-// A picture as large as one likes: to fit the window, in its own size, or any number of times that.
+// An image as large as one likes: to fit the window, in its own size, or any number of times that.
 
-import { original, picture } from "./api.js";
+import { original, thumbnail } from "./api.js";
 import { byId, data, h, say, show } from "./dom.js";
 
 const LARGEST = 32; // times its own size
-const SMOOTH_FROM = 128; // pixels of the longer side: smaller pictures are shown as the squares they are made of
+const SMOOTH_FROM = 128; // pixels of the longer side: smaller images are shown as the squares they are made of
 
 const dialog = byId("zoom");
 const stage = byId("zoom-stage");
@@ -21,13 +21,13 @@ export function start() {
     if (what === "close") dialog.close();
     else zoom(what);
   });
-  dialog.addEventListener("close", () => show(stage)); // a large picture is not kept in memory
+  dialog.addEventListener("close", () => show(stage)); // a large image is not kept in memory
   addEventListener("resize", () => dialog.open && draw());
 }
 
 /** entry: { part, id, source, label } of any part. The browser gives the focus back when the dialog closes. */
 export function open(entry) {
-  const words = `Picture ${entry.source}, labelled ${entry.label}`;
+  const words = `Image ${entry.source}, labelled ${entry.label}`;
   scale = null;
   byId("zoom-about").replaceChildren(data(words));
   byId("zoom-note").textContent = "Loading …";
@@ -37,7 +37,7 @@ export function open(entry) {
   image.addEventListener("error", () => {
     if (now !== image || image.dataset.small) return;
     image.dataset.small = "yes";
-    image.src = picture(entry.part, entry.id);
+    image.src = thumbnail(entry.part, entry.id);
   });
   image.src = original(entry.part, entry.id);
   show(stage, image);
