@@ -4,9 +4,9 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning.explain import UnusualCells, format_cell, name_label, order_columns
+from dross.cleaning.explain import Reasons, UnusualCells, format_cell, order_columns
 from dross.cleaning.modality import Column
-from dross.cleaning.report import _cells
+from dross.cleaning.report import _look
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,6 @@ from dross.cleaning.report import _cells
 )
 def test_whole_numbers_are_shown_as_whole_numbers(value, text):
     assert format_cell(value) == text
-
-
-def test_a_class_keeps_its_name_and_a_value_is_a_number():
-    assert name_label("1.0", {"task": "classification"}) == "1.0"
-    assert name_label("50.0", {"task": "regression"}) == "50"
 
 
 def test_columns_that_matter_come_first_then_unusual_ones():
@@ -85,7 +80,8 @@ def test_short_tables_have_no_rare_categories():
 
 def test_the_report_shows_the_cells_that_matter_first():
     row = pandas.Series({"age": 63.0, "gain": None, "work": "Private"}, dtype=object)
-    cells = _cells(row, [["work", -0.5]], {"age": "unusually high"})
+    why = Reasons(columns=[("work", -0.5)], unusual={"age": "unusually high"})
+    cells = _look(row, None, why)["cells"]
     assert [cell["name"] for cell in cells] == ["work", "age", "gain"]
     assert [cell["value"] for cell in cells] == ["Private", "63", None]
     assert cells[1]["unusual"] == "unusually high"

@@ -64,7 +64,7 @@ def test_whole_numbers_and_unusual_cells_of_every_row(tmp_path):
     content["hours-per-week"] = 40.0
     content.loc[299, "hours-per-week"] = 999.0
     content.astype(object).to_parquet(folder / "content.parquet")
-    instances = pd.read_parquet(folder / "instances.parquet").assign(label="50.0")
+    instances = pd.read_parquet(folder / "instances.parquet").assign(label="50")
     instances.to_parquet(folder / "instances.parquet")
     project = Project.open(folder)
     assert "unusual" not in project._reasons.get("299", {})  # the rule covers all rows

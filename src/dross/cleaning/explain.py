@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,18 +12,25 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..engine.autodiff import call_model
+from ..engine.objective import Objective
+from ..engine.state import State
 from ..influence.run import Run
 from .modality import Frame, PreparedData, Series
 from .scoring import RetrainingCheck, RunPart
 from .tables import Column, TableEncoder
-from .task import CLASSIFICATION, REGRESSION, TASKS, parse_finite
+from .task import CLASSIFICATION, REGRESSION, parse_finite
 from .text import TextEncoder
 from .training import Recipe
 
-# cells ---
-
-
 _WHOLE = re.compile(r"[+-]?\d{1,15}\.0", re.ASCII)
+_RARE_SHARE = 0.01
+_FAR = 3  # deviations
+_DEVIATION_PER_DISTANCE = 1.4826  # of normal numbers: their deviation over the median distance
+_MAX_HURT = 3  # held-out instances
+_MAX_SIMILAR = 4  # training instances
+_MAX_WORDS = 10
+_MAX_COLUMNS = 10
+_MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 
 
 def format_cell(value: Any) -> str | None:
@@ -36,14 +43,6 @@ def format_cell(value: Any) -> str | None:
         return None
     text = str(value)
     return text[:-2] if _WHOLE.fullmatch(text) else text
-
-
-def name_label(label: Any, task: str) -> str:
-    """Return a label as a person reads it.
-
-    The name of a class is what it is; a value to be predicted is a number.
-    """
-    return format_cell(label) or "" if TASKS[task] is REGRESSION else str(label)
 
 
 def order_columns(
@@ -62,12 +61,7 @@ def order_columns(
     return list(dict.fromkeys([*first, *known]))
 
 
-# outlier_cells ---
-
-
-_RARE_SHARE = 0.01
-_FAR = 3  # deviations
-_DEVIATION_PER_DISTANCE = 1.4826  # of normal numbers: their deviation over the median distance
+# --- unusual cells --------------------------------------------------------------------------------
 
 _Describe = Callable[[Any], str]  # "" for a usual cell
 
@@ -117,7 +111,8 @@ def _judge_number(cells: Series) -> _Describe:
             is_high = number > high
             place = np.searchsorted(numbers, number, "left" if is_high else "right")
             as_far = len(numbers) - place if is_high else place
-            share, word = max(as_far, 1) / len(numbers), "high" if is_high else "low"
+            share = max(as_far, 1) / len(numbers)
+            word = "high" if is_high else "low"
             return f"unusually {word}: only {_percent(share)} of rows are this {word}"
         return ""
 
@@ -149,7 +144,7 @@ def _percent(share: float) -> str:
     return "0.1\u00a0%" if 0 < percent < 0.1 else f"{percent:.1f}\u00a0%"
 
 
-# reasons ---
+# --- reasons --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -173,13 +168,6 @@ class Reasons:
     columns: list[tuple[str, float]] = field(default_factory=list)
 
 
-_MAX_HURT = 3  # held-out instances
-_MAX_SIMILAR = 4  # training instances
-_MAX_WORDS = 10
-_MAX_COLUMNS = 10
-_MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
-
-
 def find_reasons(
     data: PreparedData,
     run: Run,
@@ -201,25 +189,30 @@ def find_reasons(
     Returns:
         The reasons by id.
     """
-    reasons = {int(k): Reasons() for k in ids}
-    for k, similar in zip(ids, _find_similar(data.x["train"], ids)):
-        reasons[int(k)].similar = similar
-    for k, hurt in _estimate_hurt(data, run, recipe, part, ids).items():
-        reasons[k].hurts = hurt
-    for k, hurt in _measured_hurt(check, part).items():
-        if k in reasons:
-            reasons[k].hurts = hurt
+    trained = _TrainedModel(run.recording.objective, run.recording.state_at(run.steps))
+    reasons = {k: Reasons() for k in ids.tolist()}
+    hurts = _estimate_hurt(data, trained, recipe, part, ids) | _measured_hurt(check, part)
+    similar = _find_similar(data.x["train"], ids)
+    for place, (k, why) in enumerate(reasons.items()):
+        why.hurts = hurts.get(k, [])
+        why.similar = similar[place]
     if data.columns:
         content = data.part("train").content
         unusual = UnusualCells(content, data.columns)
-        for k in ids:
-            reasons[int(k)].unusual = unusual(content.iloc[int(k)])
-        for k, columns in zip(ids, _find_telling_columns(data, run, ids)):
-            reasons[int(k)].columns = columns
+        for k, why in reasons.items():
+            why.unusual = unusual(content.iloc[k])
+        for k, weights in zip(reasons, _find_telling_columns(data, trained, ids)):
+            reasons[k].columns = weights
     if isinstance(data.encoder, TextEncoder):
-        for k, words in zip(ids, _find_telling_words(data, run, ids, data.encoder.words)):
-            reasons[int(k)].words = words
+        words = data.encoder.words
+        for k, weights in zip(reasons, _find_telling_words(data, trained, ids, words)):
+            reasons[k].words = weights
     return reasons
+
+
+class _TrainedModel(NamedTuple):
+    objective: Objective
+    state: State
 
 
 def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
@@ -246,15 +239,16 @@ def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list[Hurt
 
 
 def _estimate_hurt(
-    data: PreparedData, run: Run, recipe: Recipe, part: RunPart, ids: np.ndarray
+    data: PreparedData, trained: _TrainedModel, recipe: Recipe, part: RunPart, ids: np.ndarray
 ) -> dict[int, list[Hurt]]:
     """The held-out instances whose loss the instance raises the most.
 
     Estimated by the product of their gradients at the trained model, which tells a direction
     without a size. Nothing for models that are too large, or that have buffers.
     """
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
-    loss, size = recipe.loss_function, len(state.theta)
+    objective, state = trained
+    loss = recipe.loss_function
+    size = len(state.theta)
     ids = ids[np.isin(ids, part.learned)]
     if size * len(ids) > _MAX_GRADIENT_NUMBERS or state.buffers or not len(ids):
         return {}
@@ -265,12 +259,12 @@ def _estimate_hurt(
 
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")
     chunk = max(1, _MAX_GRADIENT_NUMBERS // 4 // size)
-    there = state.theta.device
+    device = state.theta.device
     held_out = zip(*(tensor.split(chunk) for tensor in part.held_out_pair(data)))
     with objective.evaluating():
-        suspects = (tensor[ids].to(there) for tensor in data.pair("train"))
+        suspects = (tensor[ids].to(device) for tensor in data.pair("train"))
         own = gradients(state.theta, *suspects)  # [K, p]
-        parts = [own @ gradients(state.theta, x.to(there), y.to(there)).T for x, y in held_out]
+        parts = [own @ gradients(state.theta, x.to(device), y.to(device)).T for x, y in held_out]
     products = torch.cat(parts, dim=1)  # [K, held out]
     low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {
@@ -280,31 +274,34 @@ def _estimate_hurt(
 
 
 def _find_telling_words(
-    data: PreparedData, run: Run, ids: np.ndarray, words: np.ndarray
+    data: PreparedData, trained: _TrainedModel, ids: np.ndarray, words: np.ndarray
 ) -> list[list[tuple[str, float]]]:
     """The words that speak most for or against the given label, with their weights.
 
     A weight is the gradient of the label's output times the input.
     """
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    objective, state = trained
     x = data.x["train"][ids].to(state.theta.device, copy=True).requires_grad_()
     with objective.evaluating():
         outputs = objective.predict(state.theta, state.buffers, x)
     if data.source.task is CLASSIFICATION:
         outputs = outputs.gather(1, data.y["train"][ids][:, None].to(x.device))
     (g,) = torch.autograd.grad(outputs.sum(), x)
-    weights = (
-        (g * x).detach().cpu()[:, : len(words)]
-    )  # features of the whole text may come after them
-    strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
+    weights = (g * x).detach().cpu()[:, : len(words)]  # features of the whole text come after them
+    return _strongest(weights, words, _MAX_WORDS)
+
+
+def _strongest(weights: Tensor, names: Sequence[str], count: int) -> list[list[tuple[str, float]]]:
+    """The names with the largest weights of each row, weights [K, names]."""
+    largest = weights.abs().topk(min(count, weights.shape[1]))
     return [
-        [(str(words[w]), round(float(row[w]), 4)) for w in places if row[w] != 0]
-        for row, places in zip(weights, strongest.indices.tolist())
+        [(str(names[place]), round(float(row[place]), 4)) for place in places if row[place] != 0]
+        for row, places in zip(weights, largest.indices.tolist())
     ]
 
 
 def _find_telling_columns(
-    data: PreparedData, run: Run, ids: np.ndarray
+    data: PreparedData, trained: _TrainedModel, ids: np.ndarray
 ) -> list[list[tuple[str, float]]]:
     """The columns that speak most for or against the given label, with their weights.
 
@@ -312,13 +309,14 @@ def _find_telling_columns(
     column, the median or the most frequent: log p(label) of classes, the prediction of numbers.
     Nothing where the model did not learn from the columns.
     """
-    encoder, train = data.encoder, data.part("train").content
+    encoder = data.encoder
+    train = data.part("train").content
     if not isinstance(encoder, TableEncoder):
         return []
     rows = train.iloc[ids]
     if encoder(rows.head(1)).shape[1:] != data.x["train"].shape[1:]:
         return []
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    objective, state = trained
 
     def answer(content: Frame) -> Tensor:
         with objective.evaluating(), torch.no_grad():
@@ -328,18 +326,14 @@ def _find_telling_columns(
             return outputs[:, 0]
         return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
 
-    as_is, names, lost = answer(rows), [], []
+    as_is = answer(rows)
+    lost = []
     for column in encoder.columns:
         cells = train[column.name]
         is_number = column.kind == "number"
         usual = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
         changed = rows.copy()
         changed[column.name] = usual
-        names.append(column.name)
         lost.append(as_is - answer(changed))
-    weights = torch.stack(lost, 1)  # [K, columns]
-    strongest = weights.abs().topk(min(_MAX_COLUMNS, weights.shape[1]))
-    return [
-        [(names[c], round(float(row[c]), 4)) for c in places if row[c] != 0]
-        for row, places in zip(weights, strongest.indices.tolist())
-    ]
+    names = [column.name for column in encoder.columns]
+    return _strongest(torch.stack(lost, 1), names, _MAX_COLUMNS)

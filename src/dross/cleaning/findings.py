@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .._text import render, safe, say_count
 from .duplicates import describe_copies
 from .modality import Frame
 from .plans import (
@@ -28,10 +29,9 @@ _POOR_AGREEMENT = 1 / 3  # see `split_half_agreement`
 
 
 def describe_change(value: float, info: ProjectInfo) -> str:
-    """A score in words, such as "the expected held-out error falls by 0.020 points".
-
-    Takes a change that is not 0, and `Project.info`.
-    """
+    """A score in words, such as "the expected held-out error falls by 0.020 points"."""
+    if value == 0:
+        return "nothing changes"
     moves = "falls" if value < 0 else "rises"
     return f"the {info.measure} {moves} by {describe_amount(value, info)}"
 
@@ -54,22 +54,26 @@ def format_amount(value: float) -> str:
 def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
     """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
 
-    If the runs agree poorly, or labels should be checked, another sentence says so. Takes
-    `Project.info` and `Project.table`.
+    If the runs agree poorly, or labels should be checked, another sentence says so.
+
+    Arguments:
+        info: `Project.info`.
+        instances: `Project.table`.
     """
-    what, why = describe_recommendation(info, instances)
-    sentences = [f"{what} {why}", _describe_wrong(info)]
-    sentences += [describe_checked(info), describe_checks(info)]
-    sentences += [_harmful(info, instances), warn_of_disagreement(info)]
-    sentences.append(describe_copies(info.copies, info.counts))
+    sentences = [
+        " ".join(describe_recommendation(info, instances)),
+        _describe_wrong(info),
+        describe_checked(info),
+        describe_checks(info),
+        _describe_harmful(info, instances),
+        warn_of_disagreement(info),
+        describe_copies(info.copies, info.counts),
+    ]
     return [sentence for sentence in sentences if sentence]
 
 
 def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, str]:
-    """What is recommended, and what that does to models, how sure that is, and what to look at.
-
-    Takes `Project.info` and `Project.table`.
-    """
+    """What is recommended, and what that does to models, how sure that is, and what to look at."""
     reason = info.recommendation.reason
     plan = info.recommendation.plan
     if plan is None:
@@ -105,11 +109,9 @@ def describe_figures(plan: PlanResult) -> str:
 
 
 def _describe_wrong(info: ProjectInfo) -> str:
-    """How many labels are estimated to be wrong, given `Project.info`."""
-    if info.training is None:
+    """How many labels are estimated to be wrong; "" for chats, and where no label can be."""
+    if info.training is None or info.recommendation.state == "nothing learned":
         return ""
-    if info.recommendation.state == "nothing learned":
-        return ""  # no label can be called wrong
     noise = info.training.noise
     return (
         f"Estimated wrong labels: about {round(noise.expected_wrong):,} of {noise.rows:,}; "
@@ -118,39 +120,38 @@ def _describe_wrong(info: ProjectInfo) -> str:
 
 
 def describe_checks(info: ProjectInfo) -> str:
-    """A sentence on labels that a person should check, given `Project.info`; "" if none."""
+    """A sentence on labels that a person should check; "" if there are none."""
     labels = info.checked_labels
     if labels is None or not labels.to_check:
         return ""
-    wanted = labels.to_check
-    whose = "validation label" if labels.part == "validation" else "label"
-    noun = whose if wanted == 1 else f"{whose}s"
-    minutes = max(1, round(wanted * _SECONDS_PER_CHECK / 60))
+    noun = "validation label" if labels.part == "validation" else "label"
+    minutes = max(1, round(labels.to_check * _SECONDS_PER_CHECK / 60))
     return (
-        f"Check {wanted:,} {noun} (about {minutes} {'minute' if minutes == 1 else 'minutes'}) with "
+        f"Check {say_count(labels.to_check, noun)} (about {say_count(minutes, 'minute')}) with "
         "dross review, then run the same dross clean command again: it uses what you said."
     )
 
 
 def describe_checked(info: ProjectInfo) -> str:
-    """What the labels that a person checked have changed, given `Project.info`; "" if none."""
+    """What the labels that a person checked have changed; "" if none was checked."""
     labels = info.checked_labels
     if labels is None or not labels.checked:
         return ""
-    noun = "label" if labels.checked == 1 else "labels"
-    were = "was" if labels.wrong == 1 else "were"
-    said = f"You checked {labels.checked:,} {noun}: {labels.wrong:,} {were} wrong."
+    found = (
+        f"You checked {say_count(labels.checked, 'label')}: "
+        f"{say_count(labels.wrong, 'was', 'were')} wrong."
+    )
     if labels.before is None:
-        return said
+        return found
     plan = info.recommendation.plan
     now = describe_actions(0, 0) if plan is None else plan.what
     if now == labels.before:
-        return f"{said} The recommendation is the same as before: {now}."
-    return f"{said} Recommended before the check: {labels.before}; now: {now}."
+        return f"{found} The recommendation is the same as before: {now}."
+    return f"{found} Recommended before the check: {labels.before}; now: {now}."
 
 
 def warn_of_disagreement(info: ProjectInfo) -> str | None:
-    """A sentence if the runs of a project agree poorly, given `Project.info`; else None."""
+    """A sentence if the runs of a project agree poorly; else None."""
     agreement = info.run_agreement
     if agreement is None or agreement >= _POOR_AGREEMENT:
         return None
@@ -167,7 +168,7 @@ def name_some(classes: Sequence[str]) -> str:
     return named if len(classes) <= _NAMED else f"{named} and {len(classes) - _NAMED} more"
 
 
-def _harmful(info: ProjectInfo, instances: Frame) -> str:
+def _describe_harmful(info: ProjectInfo, instances: Frame) -> str:
     learned = instances["learned_in"]
     always = (instances["harmful_in"] == learned) & (learned > 0)
     several = int(learned.max()) > 1
@@ -215,8 +216,6 @@ def show_project(
 
     What was found, the first suggestions, and the latest verdict.
     """
-    from .._text import render, safe
-
     first = instances.sort_values("harm_rank").head(_ROWS)
     return render(
         "project.html",

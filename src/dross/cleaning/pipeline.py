@@ -444,7 +444,7 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     content = train.content.reset_index(drop=True).astype(object)
     write_bytes(folder / "content.parquet", content.to_parquet())
     content = validation.content.reset_index(drop=True).astype(object)
-    labels = [str(label) for label in validation.labels]
+    labels = [validation.task.show(label) for label in validation.labels]
     named = pandas.DataFrame({" source": validation.names, " label": labels}, dtype=object)
     content = pandas.concat([content, named], axis=1)
     write_bytes(folder / "validation.parquet", content.to_parquet())

@@ -15,7 +15,7 @@ from .._figures import plot_agreement
 from .._io import write_bytes
 from .._text import render, safe
 from .duplicates import describe_copies, describe_natural, show_groups
-from .explain import Reasons, format_cell, name_label, order_columns
+from .explain import Reasons, format_cell, order_columns
 from .findings import describe_change, describe_checks, list_findings
 from .label_noise import LIKELY
 from .modality import Frame
@@ -51,59 +51,48 @@ _OPTION_FLAGS = {
 
 def write_report(project: Project) -> Path:
     """Write report.html into the project's folder, with the latest verdict if there is one."""
-    path = project.folder / "report.html"
     info = project.info
     training = info.training
-    if training is None:
-        write_bytes(path, _render_chats(project).encode())
-        return path
     instances = project.table
     verdicts = project.verdicts()
     ranked = instances.sort_values("harm_rank")
-    suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
-    page = render(
-        "report.html",
-        info=info,
-        training=training,
-        findings=list_findings(info, instances),
-        verdict=verdicts[-1] if verdicts else None,
-        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, info.recommendation.recommended),
-        plans_figure=safe(draw_plans_figure(info)),
-        scatter=safe(_draw_verification(training.verification)),
-        rate_search=safe(_draw_rate_search(training)),
-        harmful=_cards(project, ranked.head(_CARDS // 2)),
-        helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
-        pairs=_count_pairs(project),
-        mislabelled=_cards(project, suspects.head(_CARDS)),
-        copies=_describe_copies(project),
-        to_check=_label_cards(project),
-        checks=describe_checks(info),
-        per_class=_count_by_class(project),
-        command=write_command(info, project.folder),
-        folder=str(project.folder),
-    )
+    shared = {
+        "info": info,
+        "findings": list_findings(info, instances),
+        "verdict": verdicts[-1] if verdicts else None,
+        "verdict_figure": safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        "plans": tabulate_plans(project.plans, info.recommendation.recommended),
+        "plans_figure": safe(draw_plans_figure(info)),
+        "copies": _describe_copies(project),
+        "folder": str(project.folder),
+    }
+    if training is None:
+        page = render(
+            "chats.html",
+            **shared,
+            harmful=_cards(project, ranked.head(_CARDS)),
+            helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+        )
+    else:
+        suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+        page = render(
+            "report.html",
+            **shared,
+            training=training,
+            scatter=safe(_draw_verification(training.verification)),
+            rate_search=safe(_draw_rate_search(training)),
+            harmful=_cards(project, ranked.head(_CARDS // 2)),
+            helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
+            pairs=_count_pairs(project),
+            mislabelled=_cards(project, suspects.head(_CARDS)),
+            to_check=_label_cards(project),
+            checks=describe_checks(info),
+            per_class=_count_by_class(project),
+            command=write_command(info, project.folder),
+        )
+    path = project.folder / "report.html"
     write_bytes(path, page.encode())
     return path
-
-
-def _render_chats(project: Project) -> str:
-    info = project.info
-    verdicts = project.verdicts()
-    ranked = project.table.sort_values("harm_rank")
-    return render(
-        "chats.html",
-        info=info,
-        findings=list_findings(info, project.table),
-        verdict=verdicts[-1] if verdicts else None,
-        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, info.recommendation.recommended),
-        plans_figure=safe(draw_plans_figure(info)),
-        harmful=_cards(project, ranked.head(_CARDS)),
-        helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
-        copies=_describe_copies(project),
-        folder=str(project.folder),
-    )
 
 
 def _describe_copies(project: Project) -> dict[str, Any]:
@@ -121,20 +110,18 @@ def _describe_copies(project: Project) -> dict[str, Any]:
 
 def _count_by_class(project: Project) -> list[dict[str, Any]]:
     """How the suggestions fall on the classes."""
-    instances, rows = project.table, []
-    for name in project.classes:
-        members = instances[instances["label"] == name]
-        if len(members):
-            rows.append(
-                {
-                    "name": name,
-                    "count": len(members),
-                    "suggested": int((members["action"] != KEEP).sum()),
-                    "suspects": int((members["mislabel_rank"] >= 0).sum()),
-                    "right": float((members["prediction"] == name).mean()),
-                }
-            )
-    return rows
+    by_class = dict(iter(project.table.groupby("label")))
+    return [
+        {
+            "name": name,
+            "count": len(by_class[name]),
+            "suggested": int((by_class[name]["action"] != KEEP).sum()),
+            "suspects": int((by_class[name]["mislabel_rank"] >= 0).sum()),
+            "right": float((by_class[name]["prediction"] == name).mean()),
+        }
+        for name in project.classes
+        if name in by_class
+    ]
 
 
 def _count_pairs(project: Project) -> list[dict[str, Any]]:
@@ -153,68 +140,49 @@ def _count_pairs(project: Project) -> list[dict[str, Any]]:
 
 
 def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
-    return [_card(project, int(id), row) for id, row in rows.iterrows()]
-
-
-def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
-    """An instance as what it is: a picture, a text, or the cells that matter."""
-    card = {
-        "id": id,
-        "source": row["source"],
-        "label": name_label(row["label"], project.info.task),
-        "prediction": name_label(row["prediction"], project.info.task),
-        "effect": _effect(row["score"], project.info),
-        "harmful_in": int(row["harmful_in"]),
-        "learned_in": int(row["learned_in"]),
-        "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.info),
-        "action": row["action"],
-        "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
-        "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
-    }
-    return card | _look(project.content.iloc[id], project.picture("train", id), project.why(id))
+    """Instances with their columns in `Project.table`, and what they look like."""
+    cards = []
+    for id, row in rows.iterrows():
+        effects = {"effect": describe_change(row["score"], project.info), "verified": ""}
+        if np.isfinite(row["verified"]):
+            effects["verified"] = describe_change(row["verified"], project.info)
+        content = project.content.iloc[id]
+        look = _look(content, project.picture("train", id), project.why(id))
+        cards.append(row.to_dict() | effects | look)
+    return cards
 
 
 def _label_cards(project: Project) -> list[dict[str, Any]]:
     """The labels to check first."""
     cards = []
-    part = "train" if project.checks_training else "validation"
     for id, row in project.labels_to_check.head(_CARDS // 2).iterrows():
-        content = project.content.loc[id] if part == "train" else project.validation.loc[id]
-        content = content.drop([" source", " label"], errors="ignore")
-        card = {**row[["source", "label", "prediction", "wrong"]]}
-        card |= {
-            name: name_label(card[name], project.info.task) for name in ("label", "prediction")
-        }
-        card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
-        cards.append(card | _look(content, project.picture(part, int(id)), Reasons()))
+        if project.checks_training:
+            content = project.content.loc[id]
+            image = project.picture("train", id)
+        else:
+            content = project.validation.loc[id].drop([" source", " label"])
+            image = project.picture("validation", id)
+        cards.append(row.to_dict() | _look(content, image, Reasons()))
     return cards
 
 
-def _look(content: Any, picture: bytes | None, why: Reasons) -> dict[str, Any]:
-    look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
-    if picture is not None:
-        look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
+def _look(content: Any, image: bytes | None, why: Reasons) -> dict[str, Any]:
+    """An instance as what it is: an image, a text, or the cells that matter most for it."""
+    look: dict[str, Any] = {"image": None, "text": None, "cells": []}
+    if image is not None:
+        look["image"] = "data:image/png;base64," + base64.b64encode(image).decode()
     elif "text" in content.index:
         look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
     else:
-        look["cells"] = _cells(content, why)
+        look["cells"] = [
+            {
+                "name": name,
+                "value": format_cell(content[name]),
+                "unusual": why.unusual.get(name, ""),
+            }
+            for name in order_columns(content.index, why.columns, why.unusual)[:_CELLS_PER_CARD]
+        ]
     return look
-
-
-def _effect(change: float, info: ProjectInfo) -> str:
-    return describe_change(change, info) if change else "nothing changes"
-
-
-def _cells(content: Any, why: Reasons) -> list[dict[str, Any]]:
-    """The cells of a row that matter most for it."""
-    return [
-        {
-            "name": name,
-            "value": format_cell(content[name]),
-            "unusual": why.unusual.get(name, ""),
-        }
-        for name in order_columns(content.index, why.columns, why.unusual)[:_CELLS_PER_CARD]
-    ]
 
 
 def write_command(info: JobInfo, folder: Path, *, short: bool = False) -> str:
@@ -261,7 +229,7 @@ def _shorten(path: str) -> str:
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else path
 
 
-# --- figures ---
+# --- figures --------------------------------------------------------------------------------------
 
 
 @charts.house_style()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision
-from ..cleaning.explain import Reasons, name_label
+from ..cleaning.explain import Reasons
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..errors import InvalidInput
@@ -109,8 +109,8 @@ class LabelChecks:
             "place": place,
             "image_part": TRAIN if self.project.checks_training else VALIDATION,
             "source": str(row["source"]),
-            "label": name_label(row["label"], self.project.info.task),
-            "prediction": name_label(row["prediction"], self.project.info.task),
+            "label": row["label"],
+            "prediction": row["prediction"],
             "probability": float(row["probability"]),
             "wrong": float(row["wrong"]),
             "effect": None,
@@ -126,7 +126,7 @@ class LabelChecks:
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""
         row = self._table.loc[number - self.start]
-        found = {"Label": describe_label(row, self.project.info.task)}
+        found = {"Label": describe_label(row, self.project.task)}
         if row["checked"]:
             found["Checked"] = f"Before this was computed, a person said: {_SAID[row['checked']]}."
         found["What to do"] = (

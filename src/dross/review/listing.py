@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
-from ..cleaning.explain import Reasons, UnusualCells, format_cell, name_label
+from ..cleaning.explain import Reasons, UnusualCells, format_cell
 from ..cleaning.images import load_picture
 from ..cleaning.inputs import picture_root
 from ..cleaning.modality import Frame
@@ -162,8 +162,8 @@ class Listing:
         return {
             "id": id,
             "source": str(row["source"]),
-            "label": name_label(row["label"], self.project.info.task),
-            "prediction": name_label(row["prediction"], self.project.info.task),
+            "label": row["label"],
+            "prediction": row["prediction"],
             "probability": float(row["probability"]),
             "effect": self.percent_of_score * row["score"],
             "action": str(row["action"]),

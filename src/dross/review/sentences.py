@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 from ..cleaning.duplicates import describe_group, name_likeness
-from ..cleaning.explain import Hurt, Reasons, format_cell, name_label, order_columns
+from ..cleaning.explain import Hurt, Reasons, format_cell, order_columns
 from ..cleaning.findings import describe_amount, describe_change
 from ..cleaning.plans import KEEP, RELABEL
 from ..cleaning.project_info import ProjectInfo
-from ..cleaning.task import CLASSIFICATION, REGRESSION, TASKS
+from ..cleaning.task import CLASSIFICATION, REGRESSION, TASKS, Task
 from ..errors import InvalidInput
 from .listing import Listing
 
@@ -60,7 +60,7 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
         )
     else:
         found |= {
-            "Label": describe_label(row, info.task),
+            "Label": describe_label(row, TASKS[info.task]),
             "Verified": _verification(row, info),
         }
     if math.isfinite(row["outlier"]):
@@ -108,12 +108,12 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
     return f"{harm}: all runs agree; {varies}, {uncertain}."
 
 
-def describe_label(row: Any, task: str) -> str:
+def describe_label(row: Any, task: Task) -> str:
     """Return a sentence that holds a label against what models predict that did not learn it."""
     label = row["label"]
     prediction = row["prediction"]
-    is_number = TASKS[task] is REGRESSION
-    given = f"Its value is {format_cell(label)}" if is_number else f"Its label is {label}"
+    is_number = task is REGRESSION
+    given = f"Its {'value' if is_number else 'label'} is {label}"
     if not prediction:
         return f"{given}. It was left out, so nothing was predicted for it."
     wrong = ""
@@ -121,7 +121,7 @@ def describe_label(row: Any, task: str) -> str:
         what = "It" if is_number else "The label"
         wrong = f" {what} is wrong with probability {format_percent(row['wrong'])}."
     if is_number:
-        models = f"models that did not learn it predict {format_cell(prediction)}"
+        models = f"models that did not learn it predict {prediction}"
         return f"{given}; {models}.{wrong}"
     sure = format_percent(row["probability"])
     if label == prediction:
@@ -136,13 +136,11 @@ def _verification(row: Any, info: ProjectInfo) -> str:
     true = row["verified"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
-    changed = "nothing changes" if true == 0 else describe_change(true, info)
-    ending = (
-        "in the direction of the estimate" if true * row["score"] > 0 else "unlike the estimate"
-    )
+    agrees = true * row["score"] > 0
     return (
-        f"The first run was trained again without it: {changed}, {ending} "
-        "(which is the mean over runs)."
+        f"The first run was trained again without it: {describe_change(true, info)}, "
+        f"{'in the direction of' if agrees else 'unlike'} the estimate (which is the mean over "
+        "runs)."
     )
 
 
@@ -204,7 +202,7 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
         "id": id,
         "part": part,
         "source": str(source),
-        "label": name_label(label, project.info.task),
+        "label": str(label),
         "brief": _brief(listing, content),
     }
 
