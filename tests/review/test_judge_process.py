@@ -7,13 +7,10 @@ import sys
 import numpy as np
 import pandas
 import pytest
-from typer.testing import CliRunner
 
 import dross
-from dross import cli
 from dross._io import seal
 from dross.cleaning.project import Project
-from dross.errors import InputChanged
 from dross.review.judge_process import JudgeProcess
 from tests.cleaning.made_inputs import copy_project
 from tests.review.review_client import client_of, decide, wait_for
@@ -150,13 +147,3 @@ def test_the_page_judges_with_code_that_the_command_line_names(own_code):
         assert ended["state"] == "done", ended["output"]
         assert client.get("/api/verdicts").json()["verdicts"][0]["seeds"] == 2
     assert os.path.exists("was-run")
-
-
-def test_reviewing_shows_trusted_code_and_refuses_it_once_it_has_changed(own_code):
-    with open("ownmodel.py", "a") as module:
-        module.write("# and more\n")
-    command = ["review", "run", "--no-browser", "--trust-code", "ownmodel:network"]
-    started = CliRunner().invoke(cli.app, command)
-    assert isinstance(started.exception, InputChanged)
-    assert "ownmodel.py (SHA-256" in started.output and "nn.Linear(3, 2)" in started.output
-    assert not os.path.exists("was-run")

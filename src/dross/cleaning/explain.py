@@ -288,14 +288,14 @@ def _find_telling_words(
         outputs = outputs.gather(1, data.y["train"][ids][:, None].to(x.device))
     (g,) = torch.autograd.grad(outputs.sum(), x)
     weights = (g * x).detach().cpu()[:, : len(words)]  # features of the whole text come after them
-    return _strongest(weights, words, _MAX_WORDS)
+    return _strongest(weights, words.tolist(), _MAX_WORDS)
 
 
 def _strongest(weights: Tensor, names: Sequence[str], count: int) -> list[list[tuple[str, float]]]:
     """The names with the largest weights of each row, weights [K, names]."""
     largest = weights.abs().topk(min(count, weights.shape[1]))
     return [
-        [(str(names[place]), round(float(row[place]), 4)) for place in places if row[place] != 0]
+        [(names[place], round(float(row[place]), 4)) for place in places if row[place] != 0]
         for row, places in zip(weights, largest.indices.tolist())
     ]
 
