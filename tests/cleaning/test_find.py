@@ -3,7 +3,6 @@
 import numpy as np
 import pandas
 import pytest
-import torch
 from sklearn.datasets import load_breast_cancer
 
 from dross._figures import encode_png
@@ -13,7 +12,7 @@ from dross.cleaning.inputs import Request, prepare
 
 def find(path, label=None, **options):
     data = prepare(Request(str(path), label, **options))
-    return find_copies(data, device=torch.device("cpu"), progress=False)
+    return find_copies(data, progress=False)
 
 
 def cancer(rows=slice(None)) -> pandas.DataFrame:

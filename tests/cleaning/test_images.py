@@ -85,7 +85,7 @@ def test_a_class_that_is_a_link_is_read(tmp_path):
     (folder / "dog").symlink_to(tmp_path / "elsewhere")
     prepared = prepare(Request(str(folder)))
     assert prepared.source.classes == ["cat", "dog"] and len(prepared.source) == 60
-    assert len(images.list_pictures(folder)) == 60  # what export copies
+    assert len(images.list_images(folder)) == 60  # what export copies
 
 
 @pytest.mark.parametrize("target", [".", "cat"])

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pandas
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import dross
@@ -132,7 +131,7 @@ def test_near_duplicates_are_in_one_part(model, tmp_path):
     rows = [row for row in make_rows(60) for _ in range(2)]
     request = Request(str(write_rows(tmp_path / "twice.jsonl", rows)), "response")
     options = ChatOptions(str(model))
-    examples = open_examples(request, options, load(options), torch.device("cpu"), progress=False)
+    examples = open_examples(request, options, load(options), progress=False)
     lines = {part: {chat.row for chat in examples.chats(part)} for part in PARTS}
     for found in lines.values():  # lines 1 and 2 are the same, 3 and 4, ...
         assert {(number - 1) ^ 1 for number in found} == {number - 1 for number in found}

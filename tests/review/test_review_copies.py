@@ -54,8 +54,8 @@ def test_why_says_what_is_wrong_and_what_to_do(fresh):
         leaked, repeated = ask(12), ask(7)
     assert leaked["sentences"][0] == {
         "about": "Copies",
-        "text": "It is also in the test part (the same), so what is measured there is too "
-        "optimistic: remove it here or there.",
+        "text": "The same, in the training and in the test part: results there are too optimistic. "
+        "Remove it here or there.",
     }
     assert "in the training part 2 times" in repeated["sentences"][0]["text"]
     assert "The labels differ (one, other): one is wrong." in repeated["sentences"][0]["text"]

@@ -36,7 +36,7 @@ class _Images(Modality):
     def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
         assert root is not None
         paths = content["path"].tolist()
-        return lambda k: load_picture(root / paths[k])
+        return lambda k: load_image(root / paths[k])
 
 
 IMAGES = _Images(
@@ -48,7 +48,7 @@ IMAGES = _Images(
 )
 
 
-def list_pictures(folder: Path) -> list[Path]:
+def list_images(folder: Path) -> list[Path]:
     """Every picture under a folder, sorted by path. Links are followed."""
     return [path for path in list_files(folder) if path.suffix.lower() in SUFFIXES]
 
@@ -196,7 +196,7 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
 
-def load_picture(path: Path) -> Any:
+def load_image(path: Path) -> Any:
     """The picture in its own size, a PIL.Image in RGB."""
     pixels = _open(path)
     if pixels is None:
@@ -206,7 +206,7 @@ def load_picture(path: Path) -> Any:
 
 def load_thumbnail(path: Path) -> np.ndarray:
     """The picture in a size that a page can show, uint8 [H, W, 3]."""
-    small = load_picture(path)
+    small = load_image(path)
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     return np.asarray(small)
 
@@ -301,7 +301,7 @@ def copy_folder(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[s
         InvalidInput: a label leads out of the folder.
         OSError: the disk is full, or an image cannot be read.
     """
-    names = [path.relative_to(source).as_posix() for path in list_pictures(source)]
+    names = [path.relative_to(source).as_posix() for path in list_images(source)]
     targets = place_images(names, edits)
     unfinished = to.with_name(f".{to.name}.partial")
     for target in targets.values():

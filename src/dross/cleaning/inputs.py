@@ -12,7 +12,7 @@ from .._text import check_encodable
 from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
-from .images import IMAGES, ImageEncoder, list_pictures, read_folder, read_listing
+from .images import IMAGES, ImageEncoder, list_images, read_folder, read_listing
 from .memory import DataTypes, is_stored_file, pixels_of
 from .modality import (
     MIN_INSTANCES,
@@ -121,7 +121,7 @@ def prepare(request: Request) -> PreparedData:
         if source.task is REGRESSION:
             check_size(names, source.label, (source.labels - mean) / deviation)
     whole, parts = join_parts(sources)
-    root = picture_root(path) if whole.modality.has_images else None
+    root = image_root(path) if whole.modality.has_images else None
     if request.features is not None:  # no encoder is needed, and none may refuse the content
         x = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
         data = assemble(whole, parts, x, columns=columns, notes=notes, root=root)
@@ -179,13 +179,13 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
     if missing:
         raise InvalidInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
     if source.modality.has_images:  # relative paths are relative to the training images
-        root = picture_root(path).resolve()
+        root = image_root(path).resolve()
         absolute = [str(root / name) for name in source.content["path"]]
         source = replace(source, content=source.content.assign(path=absolute))
     return source
 
 
-def picture_root(path: Path) -> Path:
+def image_root(path: Path) -> Path:
     """The folder that paths of images are relative to."""
     return path if path.is_dir() else path.parent
 
@@ -248,7 +248,7 @@ def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
 def _digest(path: Path) -> str:
     if not path.is_dir():
         return digest_file(path)
-    files = list_pictures(path)
+    files = list_images(path)
     return join_digests({file.relative_to(path).as_posix(): digest_file(file) for file in files})
 
 

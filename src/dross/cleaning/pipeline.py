@@ -290,7 +290,7 @@ def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
     stages.begin("copies")
     if len(job.prepared.source) > MOST_COMPARED:
         job.say(f"With more than {MOST_COMPARED:,} rows, only exact copies are looked for.")
-    copies, counts = find_copies(job.prepared, device=job.device, progress=job.progress)
+    copies, counts = find_copies(job.prepared, progress=job.progress)
     outcome = examine(job, searched, copies, checked, stages)
     stages.begin("writing")
     seconds = time.monotonic() - started

@@ -158,7 +158,7 @@ def clean_chats(
     say = say or (lambda _: None)
     files = digest_inputs(request)  # before they are read: what changes later is noticed
     loaded = load(options)
-    examples = open_examples(request, options, loaded, here, progress=progress)
+    examples = open_examples(request, options, loaded, progress=progress)
     parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)
     say(f"{len(examples.all):,} examples: {parts}.")
     for note in examples.notes:

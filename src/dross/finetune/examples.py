@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas
-import torch
 
 from ..cleaning.chats import Chat, ChatOptions, read_chats
 from ..cleaning.checked_labels import group_copies
@@ -80,7 +79,6 @@ def open_examples(
     request: Request,
     options: ChatOptions,
     loaded: Loaded,
-    device: torch.device,
     *,
     progress: bool,
 ) -> Examples:
@@ -90,7 +88,7 @@ def open_examples(
         request: The files.
         options: Which columns hold what, and how many tokens are used.
         loaded: The model and its tokenizer.
-        device, progress: As for `find_copies`.
+        progress: Whether to show progress bars.
 
     Raises:
         InvalidInput: a file cannot be used, or there are too few examples.
@@ -121,7 +119,7 @@ def open_examples(
             f"validation and test parts and needs at least {MIN_INSTANCES}; a verdict worth having "
             "takes a few hundred."
         )
-    copies, found = _find_copies([one.chat for one in examples], by_file, device, progress)
+    copies, found = _find_copies([one.chat for one in examples], by_file, progress)
     parts = _split(by_file, copies, request.seed)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
@@ -135,7 +133,7 @@ def open_examples(
 
 
 def _find_copies(
-    chats: list[Chat], by_file: dict[str, np.ndarray], device: torch.device, progress: bool
+    chats: list[Chat], by_file: dict[str, np.ndarray], progress: bool
 ) -> tuple[Copies, CopyCounts]:
     """Copies among everything, by the words that are said."""
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
@@ -149,7 +147,7 @@ def _find_copies(
         return no_copies(), CopyCounts()
     vectors: Any = encoder(content)
     x = {part: vectors[ids] for part, ids in places.items()}
-    return find_copies(assemble(source, places, x), device=device, progress=progress)
+    return find_copies(assemble(source, places, x), progress=progress)
 
 
 def _split(by_file: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str, np.ndarray]:

@@ -270,7 +270,7 @@ def open_judgement(
     options = info.chat_options
     assert options is not None
     loaded = load(options)
-    examples = open_examples(request, options, loaded, device, progress=progress)
+    examples = open_examples(request, options, loaded, progress=progress)
     for what, same in (
         (request.data, examples.digest == info.digest),
         (options.model, loaded.digest == info.model_digest),

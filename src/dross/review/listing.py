@@ -13,8 +13,8 @@ import numpy as np
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
 from ..cleaning.explain import Reasons, UnusualCells, format_cell
-from ..cleaning.images import load_picture
-from ..cleaning.inputs import picture_root
+from ..cleaning.images import load_image
+from ..cleaning.inputs import image_root
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
@@ -268,8 +268,8 @@ def read_original(project: Project, part: str, id: int) -> bytes | None:
     if not project.modality.has_images or table is None or id not in table.index:
         return None
     try:
-        root = picture_root(Path(project.request.data))
-        image = load_picture(root / str(table.at[id, "path"]))
+        root = image_root(Path(project.request.data))
+        image = load_image(root / str(table.at[id, "path"]))
     except DrossError:
         return None  # it was moved, or is damaged by now
     image.thumbnail((_MAX_SIDE, _MAX_SIDE))
