@@ -103,12 +103,12 @@ def test_what_is_left_out_is_said(tmp_path):
     (folder / "fish").symlink_to(tmp_path / "nowhere")
     (folder / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     told = " ".join(prepare(Request(str(folder))).notes)
-    assert "2 files are not pictures and are left out: bird/1.heic, fish." in told
-    assert "Not classes, because they have no pictures: bird." in told
-    assert "1 picture cannot be opened and is left out: cat/gone.png." in told
+    assert "2 files are not images and are left out: bird/1.heic, fish." in told
+    assert "Not classes, because they have no images: bird." in told
+    assert "1 image cannot be opened and is left out: cat/gone.png." in told
     (folder / "fish").unlink()
     told = " ".join(prepare(Request(str(folder))).notes)
-    assert "1 file is not a picture and is left out: bird/1.heic." in told
+    assert "1 file is not an image and is left out: bird/1.heic." in told
 
 
 def test_only_the_formats_of_the_suffixes_are_read(tmp_path):

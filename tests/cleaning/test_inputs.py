@@ -82,7 +82,7 @@ def pets(tmp_path):
 
 def test_pictures_that_cannot_be_opened_are_left_out(pets):
     prepared = load.prepare(load.Request(str(pets)))
-    assert len(prepared.source) == 58 and "2 pictures cannot be opened" in " ".join(prepared.notes)
+    assert len(prepared.source) == 58 and "2 images cannot be opened" in " ".join(prepared.notes)
     assert prepared.shape == (3, 32, 32)  # of different sizes: all made equal
 
 
@@ -96,7 +96,7 @@ def test_pictures_listed_in_a_table(pets):
 
 def test_folders_without_usable_pictures_are_refused(pets, tmp_path):
     (tmp_path / "none").mkdir()
-    with pytest.raises(InvalidInput, match="no pictures under"):
+    with pytest.raises(InvalidInput, match="no images under"):
         load.prepare(load.Request(str(tmp_path / "none")))
     (pets / "loose.png").write_bytes((pets / "cat" / "1.png").read_bytes())
     with pytest.raises(InvalidInput, match="lies directly in"):

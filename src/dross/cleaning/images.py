@@ -21,15 +21,14 @@ from .tables import Reading, as_text, has_content, read_frame
 
 # Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
-_MANY_SHADES = ("I", "F")  # Pillow's names of grey pictures with more than 256 shades
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-_RESIZED = 32  # pixels on a side, for pictures that are large or differ in size
-_MAX_SIDE = 40  # pictures of one size up to this one are learnt as they are
+_RESIZED = 32  # pixels on a side, for images that are large or differ in size
+_MAX_SIDE = 40  # images of one size up to this one are learned as they are
 _MIN_SIDE = 4
 _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
-_PICTURES_INSPECTED = 200  # to find out whether they are grey and of one size
-_PICTURES_MEASURED = 2000  # for the mean and the deviation of the pixels
+_INSPECTED = 200  # images, to find out whether they are grey and of one size
+_MEASURED = 2000  # images, for the mean and the deviation of the pixels
 
 
 class _Images(Modality):
@@ -49,14 +48,14 @@ IMAGES = _Images(
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Every picture under a folder, sorted by path. Links are followed."""
+    """Every image under a folder, sorted by path. Links are followed."""
     return [path for path in list_files(folder) if path.suffix.lower() in SUFFIXES]
 
 
 def list_files(folder: Path) -> list[Path]:
     """Every file under a folder, sorted by path. Links are followed; a broken link is a file.
 
-    A folder that is reached in two ways is refused: its pictures would have two classes.
+    A folder that is reached in two ways is refused: its images would have two classes.
     """
     files, reached = [], {}
     for place, _, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
@@ -64,7 +63,7 @@ def list_files(folder: Path) -> list[Path]:
         if real in reached:
             raise InvalidInput(
                 f"{printable(place)} and {printable(reached[real])} are the same folder, reached "
-                "through a link: the same pictures would be read twice. Remove the link."
+                "through a link: the same images would be read twice. Remove the link."
             )
         reached[real] = place
         files += [Path(place, name) for name in names]
@@ -81,48 +80,43 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def read_folder(folder: Path) -> Source:
-    """Read a folder that has one folder of pictures per class."""
+    """Read a folder that has one folder of images per class."""
     everything = list_files(folder)
     files = [path for path in everything if path.suffix.lower() in SUFFIXES]
     if not files:
         raise InvalidInput(
-            f"There are no pictures under {folder}. Expected one folder per class with "
+            f"There are no images under {folder}. Expected one folder per class with "
             f"{', '.join(sorted(SUFFIXES))} files in it."
         )
     loose = [path for path in files if path.parent == folder]
     if loose:
         raise InvalidInput(
-            f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
+            f"{loose[0].name} lies directly in {folder}. Put the images of each class into a "
             "folder with its name, or pass a CSV of paths and labels with `images` and `label`."
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
+    notes = []
+    others = [path for path in everything if path.suffix.lower() not in SUFFIXES]
+    if others:
+        left_out = ("file is not an image and is", "files are not images and are")
+        examples = _examples([path.relative_to(folder).as_posix() for path in others])
+        notes.append(f"{say_count(len(others), *left_out)} left out: {examples}.")
+    classes = set(labels)
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if empty := [name for name in folders if name not in classes]:
+        notes.append(f"Not classes, because they have no images: {_examples(empty)}.")
     content = pandas.DataFrame({"path": names})
-    notes = _note_left_out(folder, everything, set(labels))
     rows = np.arange(len(names))
     return _drop_broken(Source(IMAGES, "class", content, labels, rows, "", notes), folder)
 
 
-def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> list[str]:
-    """Say which files are not pictures, by their names, and which folders have none."""
-    notes = []
-    others = [path for path in everything if path.suffix.lower() not in SUFFIXES]
-    if others:
-        examples = ", ".join(path.relative_to(folder).as_posix() for path in others[:3])
-        more = " ..." if len(others) > 3 else ""
-        left_out = ("file is not a picture and is", "files are not pictures and are")
-        notes.append(f"{say_count(len(others), *left_out)} left out: {examples}{more}.")
-    empty = sorted(
-        path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes
-    )
-    if empty:
-        more = " ..." if len(empty) > 3 else ""
-        notes.append(f"Not classes, because they have no pictures: {', '.join(empty[:3])}{more}.")
-    return notes
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Source:
-    """Read the pictures that a table lists.
+    """Read the images that a table lists.
 
     Arguments:
         table: A CSV, TSV or Parquet file.
@@ -144,29 +138,30 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Sourc
 
 
 def _drop_broken(source: Source, root: Path) -> Source:
-    """Leave out pictures that cannot be opened.
+    """Leave out images that cannot be opened.
 
     Many of them mean that something else is wrong, and are refused.
     """
     paths = source.content["path"].tolist()
-    broken = [k for k, name in enumerate(paths) if _open(root / name) is None]
-    if not broken:
-        return source
-    examples = ", ".join(paths[k] for k in broken[:3]) + (" ..." if len(broken) > 3 else "")
+    opens = np.array([_open(root / name) is not None for name in paths], dtype=bool)
+    broken = [paths[k] for k in np.flatnonzero(~opens)]
     if len(broken) > _MAX_SHARE_BROKEN * len(source):
         raise InvalidInput(
-            f"{len(broken)} of {len(source)} pictures cannot be opened ({examples}). "
-            "Are they pictures, and are the paths right?"
+            f"{len(broken)} of {len(source)} images cannot be opened ({_examples(broken)}). "
+            "Are they images, and are the paths right?"
         )
-    left_out = ("picture cannot be opened and is", "pictures cannot be opened and are")
-    source.notes.append(f"{say_count(len(broken), *left_out)} left out: {examples}.")
-    return source.take(np.setdiff1d(np.arange(len(source)), broken))
+    if broken:
+        left_out = ("image cannot be opened and is", "images cannot be opened and are")
+        count = say_count(len(broken), *left_out)
+        source.notes.append(f"{count} left out: {_examples(broken)}.")
+    return source.take(np.flatnonzero(opens))
 
 
 def _open(path: Path) -> np.ndarray | None:
     """The pixels between 0 and 255, [H, W, 3]; None if the file is broken or missing.
 
-    They are uint8, or float32 where a picture has more than 256 shades.
+    They are uint8, or float32 where an image has more than 256 shades: grey ones of 16 bits, or
+    floating ones between 0 and 1.
     """
     if is_in_array(path):
         return read_image(path)
@@ -175,111 +170,92 @@ def _open(path: Path) -> np.ndarray | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=_FORMATS) as picture:
-                mode = picture.mode
-                if mode not in _MANY_SHADES and not mode.startswith("I;16"):
-                    return np.asarray(picture.convert("RGB"))
-                shades = np.asarray(picture, dtype=np.float32)
-    except Exception:  # a damaged picture can fail anywhere inside its decoder
+            with Image.open(path, formats=_FORMATS) as image:
+                if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+                    return np.asarray(image.convert("RGB"))
+                shades = np.asarray(image, dtype=np.float32)
+                white = 1.0 if image.mode == "F" else 65535.0
+    except Exception:  # a damaged image can fail anywhere inside its decoder
         return None
-    return _to_bytes_range(shades, mode, path)
-
-
-def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
-    """Grey shades of 16 bits, or floating ones between 0 and 1, brought to 0 ... 255."""
-    white = 1.0 if mode == "F" else 65535.0
-    if shades.size == 0 or not (shades.min() >= 0 and shades.max() <= white):
+    if not (shades.min() >= 0 and shades.max() <= white):
         raise InvalidInput(
             f"{path} has shades from {shades.min():g} to {shades.max():g}; dross reads only shades "
-            f"from 0 (black) to {white:g} (white). Save the pictures with 8 or 16 bits."
+            f"from 0 (black) to {white:g} (white). Save the images with 8 or 16 bits."
         )
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
 
-def load_image(path: Path) -> Any:
-    """The picture in its own size, a PIL.Image in RGB."""
+def _open_again(path: Path) -> np.ndarray:
     pixels = _open(path)
     if pixels is None:
         raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
-    return Image.fromarray(np.round(pixels).astype(np.uint8))
+    return pixels
+
+
+def load_image(path: Path) -> Any:
+    """The image in its own size, a PIL.Image in RGB."""
+    return Image.fromarray(np.round(_open_again(path)).astype(np.uint8))
 
 
 def load_thumbnail(path: Path) -> np.ndarray:
-    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+    """The image in a size that a page can show, uint8 [H, W, 3]."""
     small = load_image(path)
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     return np.asarray(small)
 
 
 class ImageEncoder:
-    """Turns pictures into float32 [N, C, H, W], standardized by the training part.
+    """Turns images into float32 [N, C, H, W], standardized by the training part.
 
-    Grey pictures have one channel. Large pictures, and those of different sizes, are resized.
+    Grey images have one channel. Large images, and those of different sizes, are resized.
     """
 
     def __init__(self, content: Frame, root: Path):
         self.root = root
-        first = _open(root / content["path"].iloc[0])
-        inspected = content["path"].iloc[:: max(1, len(content) // _PICTURES_INSPECTED)]
-        opened = [_open(root / name) for name in inspected]
-        sample = [picture for picture in opened if picture is not None]
-        assert first is not None and sample
-        self.grey = all(_is_grey(picture) for picture in sample)
-        same_size = len({picture.shape for picture in sample}) == 1
-        height, width = first.shape[:2]
-        self.shortest_side = min(min(picture.shape[:2]) for picture in sample)
+        inspected = content["path"].iloc[:: max(1, len(content) // _INSPECTED)]
+        sample = [_open_again(root / name) for name in inspected]
+        self.grey = all((image == image[..., :1]).all() for image in sample)
+        same_size = len({image.shape for image in sample}) == 1
+        self.shortest_side = min(min(image.shape[:2]) for image in sample)
+        height, width = sample[0].shape[:2]
         fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
         self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
-        pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
+        pixels = self._pixels(content.iloc[:: max(1, len(content) // _MEASURED)])
         if torch.equal(pixels, pixels[:1].expand_as(pixels)):
             raise InvalidInput(
-                f"All {len(pixels):,} pictures of the training part that were looked at are the "
+                f"All {len(pixels):,} images of the training part that were looked at are the "
                 "same: there is nothing to tell apart. Are they the right ones?"
             )
-        self.mean, deviation = _measure(pixels)
-        self.deviation = deviation.clamp_min(1e-3)
+        # by numpy: torch's rounding depends on the number of its threads, and data would look changed
+        options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
+        mean = np.mean(pixels.numpy(), **options)
+        deviation = np.std(pixels.numpy(), ddof=1, **options)
+        self.mean = torch.from_numpy(mean.astype(np.float32))
+        self.deviation = torch.from_numpy(deviation.astype(np.float32)).clamp_min(1e-3)
 
     def __call__(self, content: Frame) -> torch.Tensor:
-        """Open, resize and standardize pictures."""
+        """Open, resize and standardize images."""
         return (self._pixels(content) - self.mean) / self.deviation
 
     def _pixels(self, content: Frame) -> torch.Tensor:
         """Pixels between 0 and 1, float32 [N, C, H, W]."""
-        pictures = [self._load(self.root / name) for name in content["path"]]
-        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+        images = [self._load(self.root / name) for name in content["path"]]
+        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
 
     def _load(self, path: Path) -> np.ndarray:
-        """One picture in the common size, uint8 or float32 [H, W, C]."""
-        picture = _open(path)
-        if picture is None:
-            raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
-        if picture.shape[:2] != self.size:
+        """One image in the common size, uint8 or float32 [H, W, C]."""
+        image = _open_again(path)
+        if image.shape[:2] != self.size:
             height, width = self.size
-            whole = picture if picture.dtype == np.uint8 else picture[..., 0]  # grey floats
+            whole = image if image.dtype == np.uint8 else image[..., 0]  # grey floats
             resized = Image.fromarray(whole).resize((width, height), Image.Resampling.BILINEAR)
-            picture = np.asarray(resized)
-            if picture.ndim == 2:
-                picture = np.repeat(picture[..., None], 3, axis=2)
-        return picture[..., :1] if self.grey else picture
+            image = np.asarray(resized)
+            if image.ndim == 2:
+                image = np.repeat(image[..., None], 3, axis=2)
+        return image[..., :1] if self.grey else image
 
 
-def _measure(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean and the deviation of each channel, float32 [1, C, 1, 1].
-
-    By numpy: torch's rounding depends on the number of its threads, and data would look changed.
-    """
-    options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
-    mean = np.mean(pixels.numpy(), **options)
-    deviation = np.std(pixels.numpy(), ddof=1, **options)
-    return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32))
-
-
-def _is_grey(picture: np.ndarray) -> bool:
-    red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
-    return bool((red == green).all() and (green == blue).all())
-
-
-# copies ---
+# Copies of folders
 
 
 def copy_folder(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:

@@ -17,8 +17,6 @@ from .memory import DataTypes, is_stored_file, pixels_of
 from .modality import (
     MIN_INSTANCES,
     PARTS,
-    Column,
-    Encoder,
     Modality,
     PreparedData,
     Source,
@@ -45,7 +43,7 @@ _MAX_SEED = 1 << 63  # torch takes no larger ones
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for: everything that decides which data are read, and nothing else."""
+    """Everything that decides which data are read, and nothing else."""
 
     data: str
     label: str | None = None
@@ -102,7 +100,7 @@ def prepare(request: Request) -> PreparedData:
     """
     if request.is_code:
         data = prepare_from_python(request.data, request.label or "label")
-        return _learn_own_features(data, request)
+        return data if request.features is None else _use_feature_file(data, request.features)
     path = Path(request.data)
     train = _read(path, request)
     train.check_learnable()
@@ -111,8 +109,9 @@ def prepare(request: Request) -> PreparedData:
         file = getattr(request, part)
         if file is not None:
             sources[part] = _read_like(train, Path(file), request)
+    whole, parts = join_parts(sources)
     columns = infer_columns(train.content, request.columns) if train.modality is TABLE else []
-    notes = [*train.notes, *_check_parts(sources), *describe_columns(columns)]
+    notes = [*train.notes, *_check_sizes(sources, whole), *describe_columns(columns)]
     mean, deviation = train.task.scale(train.labels)
     for part, source in sources.items():
         where = "" if part == "train" else f"{part}: "
@@ -120,30 +119,32 @@ def prepare(request: Request) -> PreparedData:
         check_cells(source.content, names, columns)
         if source.task is REGRESSION:
             check_size(names, source.label, (source.labels - mean) / deviation)
-    whole, parts = join_parts(sources)
     root = image_root(path) if whole.modality.has_images else None
     if request.features is not None:  # no encoder is needed, and none may refuse the content
         x = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
         data = assemble(whole, parts, x, columns=columns, notes=notes, root=root)
-        return _learn_own_features(data, request)
-    encoder = _fit_encoder(train, columns, root)
-    if isinstance(encoder, TableEncoder) and encoder.skewed:
-        skewed = ", ".join(encoder.skewed)
-        notes.append(f"Highly skewed, and so on a logarithmic scale: {skewed}.")
+        return _use_feature_file(data, request.features)
+    if train.modality.has_text:
+        encoder = TextEncoder(train.content)
+    elif root is not None:
+        encoder = ImageEncoder(train.content, root)
+    else:
+        encoder = TableEncoder(train.content, columns)
+        if encoder.skewed:
+            skewed = ", ".join(encoder.skewed)
+            notes.append(f"Highly skewed, and so on a logarithmic scale: {skewed}.")
     encoded = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
     x = {part: encoded.get(part, encoded["train"][:0]) for part in PARTS}
     return assemble(whole, parts, x, encoder=encoder, columns=columns, notes=notes, root=root)
 
 
-def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
-    """The same data with the features that the user has brought, if any, as inputs."""
-    if request.features is None:
-        return data
+def _use_feature_file(data: PreparedData, file: str) -> PreparedData:
+    """The same data with the features in a file as inputs."""
     left_out = " ".join(note for note in data.source.notes if "left out" in note)
-    rows = read_feature_file(Path(request.features), len(data.source), left_out)
+    rows = read_feature_file(Path(file), len(data.source), left_out)
     inputs = standardize(torch.from_numpy(rows), data.parts["train"])
     x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
-    note = f"Models learn the {rows.shape[1]:,} features in {Path(request.features).name}."
+    note = f"Models learn the {rows.shape[1]:,} features in {Path(file).name}."
     return replace(data, x=x, encoder=None, notes=[*data.notes, note])
 
 
@@ -190,10 +191,9 @@ def image_root(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _check_parts(sources: Mapping[str, Source]) -> list[str]:
+def _check_sizes(sources: Mapping[str, Source], whole: Source) -> list[str]:
     """Refuse parts that are too small; return notes about what is merely scarce."""
     notes = []
-    whole, _ = join_parts(dict(sources))
     if rare := whole.task.rare(whole.labels):
         notes.append(
             f"Classes with fewer than 5 instances, too few to examine their labels: "
@@ -213,43 +213,35 @@ def _check_parts(sources: Mapping[str, Source]) -> list[str]:
     return notes
 
 
-def _fit_encoder(train: Source, columns: list[Column], root: Path | None) -> Encoder:
-    """Fit an encoder on the training part."""
-    if train.modality.has_text:
-        return TextEncoder(train.content)
-    if root is not None:
-        return ImageEncoder(train.content, root)
-    return TableEncoder(train.content, columns)
+# Inputs are never touched
 
 
-# what is never touched ---
-
-
-_GIVEN_AS = ("data", "validation", "test", "features")
 _CHOOSE = "Choose another folder."
 
 
 def input_paths(request: Request) -> dict[str, Path]:
-    """{"data": its path, ...} of every file and folder that the user gave and that is there."""
-    given = {name: getattr(request, name, None) for name in _GIVEN_AS}
-    paths = {name: Path(path) for name, path in given.items() if path is not None}
+    """{"data": its path, ...} of every file and folder that a request names and that is there."""
+    files = {"data": request.data, "validation": request.validation, "test": request.test}
+    paths = {name: Path(path) for name, path in files.items() if path is not None}
     if request.memory is not None:
-        parts = {name: path for name, path in paths.items() if name != "features"}
-        paths |= {f"{name} pixels": pixels_of(path) for name, path in parts.items()}
+        paths |= {f"{name} pixels": pixels_of(path) for name, path in paths.items()}
+    if request.features is not None:
+        paths["features"] = Path(request.features)
     return {name: path for name, path in paths.items() if path.exists()}
 
 
 def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
     """A digest of everything in each input file or folder, read or ignored."""
-    paths = input_paths(request)
-    return {name: _digest(path) for name, path in paths.items() if name != without}
-
-
-def _digest(path: Path) -> str:
-    if not path.is_dir():
-        return digest_file(path)
-    files = list_images(path)
-    return join_digests({file.relative_to(path).as_posix(): digest_file(file) for file in files})
+    digests = {}
+    for name, path in input_paths(request).items():
+        if name == without:
+            continue
+        if path.is_dir():
+            images = {file.relative_to(path).as_posix(): file for file in list_images(path)}
+            digests[name] = join_digests({key: digest_file(file) for key, file in images.items()})
+        else:
+            digests[name] = digest_file(path)
+    return digests
 
 
 def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:
