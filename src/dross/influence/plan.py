@@ -1,7 +1,7 @@
 """What a retrace will take: time, memory and disk. One step is measured, the rest is counted."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +106,22 @@ def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePl
         raise InvalidInput("The tape holds no steps in these epochs, so there is nothing to plan.")
     indices = recording.find_segments(steps.first, steps.stop)
     state, step, batches = _first_step(recording, indices[0])
-    measured = _measure_step(recording, state, step, batches, queries)
-    work = _mean_size(recording, indices) / max(1, len(step.ids))  # in measured steps
+    after = _random_adjoint(state, queries, recording.objective.held)
+    device = recording.device
+
+    def take() -> tuple:
+        return take_step(recording.executor, recording.optimizer, state, step, batches)
+
+    def reverse() -> tuple:
+        return reverse_step(recording, step, batches, state, g, after)
+
+    with recording.executor.training():
+        (_, g, _), step_bytes = measure_peak(take, device)
+        _, reverse_bytes = measure_peak(reverse, device)
+        step_seconds = _measure_seconds(take, device)
+        reverse_seconds = _measure_seconds(reverse, device)
+    sizes = [len(step.ids) for k in indices for step in recording.tape.read(k).steps]
+    work = float(np.mean(sizes)) / max(1, len(step.ids))  # of an average step, in measured ones
     taken_again, repetitions, states_at_once = count_replays(recording, steps)
     disk_bytes, read_seconds = _measure_reading(recording, indices)
     gradient_bytes = state.theta.nbytes if needs_gradient(recording.optimizer, step) else 0
@@ -117,14 +131,14 @@ def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePl
         steps=steps.stop - steps.first,
         taken_again=taken_again,
         repetitions=repetitions,
-        step_seconds=work * measured.step_seconds,
-        reverse_seconds=work * measured.reverse_seconds,
+        step_seconds=work * step_seconds,
+        reverse_seconds=work * reverse_seconds,
         read_seconds=read_seconds,
         states_at_once=states_at_once,
         state_bytes=state.nbytes + gradient_bytes,
-        adjoint_bytes=measured.adjoint_bytes,
+        adjoint_bytes=sum(t.nbytes for t in after.tensors().values()),
         score_bytes=8 * queries * steps.epochs * len(recording.instances),
-        pass_bytes=measured.pass_bytes,
+        pass_bytes=max(step_bytes, reverse_bytes),
         disk_bytes=disk_bytes,
     )
 
@@ -162,20 +176,7 @@ def count_replays(recording: Recording, steps: StepRange) -> tuple[int, int, int
     return taken, repetitions, states_at_once
 
 
-def _mean_size(recording: Recording, indices: list[int]) -> float:
-    """The mean number of instances of a step."""
-    return float(np.mean([len(step.ids) for k in indices for step in recording.tape.read(k).steps]))
-
-
 # --- what is measured -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _MeasuredStep:
-    step_seconds: float
-    reverse_seconds: float
-    adjoint_bytes: int
-    pass_bytes: int
 
 
 def _first_step(recording: Recording, index: int) -> tuple[State, Step, list[LazyBatch]]:
@@ -187,29 +188,10 @@ def _first_step(recording: Recording, index: int) -> tuple[State, Step, list[Laz
     raise InvalidInput("No step of these epochs has a batch, so there is nothing to plan.")
 
 
-def _measure_step(
-    recording: Recording, state: State, step: Step, batches: list[LazyBatch], queries: int
-) -> _MeasuredStep:
+def _random_adjoint(state: State, queries: int, held: Sequence[str]) -> Derivative:
     generator = torch.Generator().manual_seed(0)
     random = lambda t: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
-    after = Derivative.zeros(state, queries, recording.objective.held).map(random)
-    device = recording.device
-
-    def take() -> tuple:
-        return take_step(recording.executor, recording.optimizer, state, step, batches)
-
-    def reverse() -> tuple:
-        return reverse_step(recording, step, batches, state, g, after)
-
-    with recording.executor.training():
-        (_, g, _), step_bytes = measure_peak(take, device)
-        _, reverse_bytes = measure_peak(reverse, device)
-        return _MeasuredStep(
-            step_seconds=_measure_seconds(take, device),
-            reverse_seconds=_measure_seconds(reverse, device),
-            adjoint_bytes=sum(t.nbytes for t in after.tensors().values()),
-            pass_bytes=max(step_bytes, reverse_bytes),
-        )
+    return Derivative.zeros(state, queries, held).map(random)
 
 
 def _measure_seconds(action: Callable[[], object], device: torch.device) -> float:

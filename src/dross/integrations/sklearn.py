@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,11 +30,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
 from .._checks import check_name
-from ..cleaning.edits import choose_edits, find_plan
+from ..cleaning.edits import choose_edits
 from ..cleaning.judge import judge
 from ..cleaning.modality import MIN_INSTANCES
 from ..cleaning.pipeline import clean
-from ..cleaning.plans import RULES, PlanResult
+from ..cleaning.plans import RULES, Edits, PlanResult
 from ..cleaning.project import Project
 from ..cleaning.verdict import Verdict
 from ..errors import DrossWarning, InvalidInput
@@ -44,18 +44,6 @@ _SEEDS = 2**31 - 1
 
 # arguments of dross.clean that are parameters of the estimators, or meant for files
 _NO_OPTIONS = "data label out validation test task seed device progress say validation_is_clean"
-
-
-@dataclass(frozen=True)
-class _Cleaned:
-    """What to do with each row of X."""
-
-    plan: PlanResult | None  # in rows of X
-    scores: np.ndarray  # float64 [N]
-    wrong: np.ndarray  # float64 [N]: the probability that each label is wrong
-    removed: np.ndarray  # int64 [R]: rows
-    relabelled: dict[int, str]  # row -> its new label
-    verdict: Verdict | None = None
 
 
 def _wrapped_has(name: str):
@@ -122,13 +110,23 @@ class _Cleaning(ABC):
         fitted = self._fit_estimator(X, y, sample_weight, None)
         if not hasattr(X, "shape") and not isinstance(X, (list, tuple)):
             X = np.asarray(X)
-        cleaned = self._clean(X, self._learn_labels(y))
-        self.plan_ = cleaned.plan
-        self.verdict_ = cleaned.verdict
-        self.scores_ = cleaned.scores
-        self.wrong_ = cleaned.wrong
-        self.removed_ = cleaned.removed
-        self.relabelled_ = {row: self._read(label) for row, label in cleaned.relabelled.items()}
+        labels = self._learn_labels(y)
+        self.plan_: PlanResult | None = None
+        self.verdict_: Verdict | None = None
+        self.scores_ = np.full(len(y), np.nan)
+        self.wrong_ = np.full(len(y), np.nan)
+        self.removed_ = np.zeros(0, dtype=np.int64)
+        self.relabelled_: dict[int, Any] = {}
+        fewest = max(self.min_rows, MIN_INSTANCES)
+        if len(y) >= fewest:
+            self._clean(X, labels)
+        else:
+            warnings.warn(
+                f"The {len(y):,} rows are too few to clean, so {type(self).__name__} has learned "
+                f"all of them as they are. It cleans at least {fewest} rows (min_rows).",
+                DrossWarning,
+                stacklevel=2,
+            )
         if len(self.removed_) or self.relabelled_:
             y = y.copy()
             y[list(self.relabelled_)] = list(self.relabelled_.values())
@@ -171,19 +169,8 @@ class _Cleaning(ABC):
         for name in self.options or {}:
             check_name("option of dross.clean", name, sorted(known))
 
-    def _clean(self, X: Any, labels: np.ndarray) -> _Cleaned:
+    def _clean(self, X: Any, labels: np.ndarray) -> None:
         """Clean the rows; labels [N] are text for classes and float64 for numbers."""
-        count = len(labels)
-        fewest = max(self.min_rows, MIN_INSTANCES)
-        if count < fewest:
-            warnings.warn(
-                f"The {count:,} rows are too few to clean, so {type(self).__name__} has learned "
-                f"all of them as they are. It cleans at least {fewest} rows (min_rows).",
-                DrossWarning,
-                stacklevel=3,
-            )
-            unknown = np.full(count, np.nan)
-            return _Cleaned(None, unknown, unknown, np.zeros(0, dtype=np.int64), {})
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(_SEEDS)
@@ -203,48 +190,42 @@ class _Cleaning(ABC):
                 progress=self.progress,
                 **(self.options or {}),
             )
-            return self._read_project(project, labels)
+            self._read_project(project, labels)
 
-    def _read_project(self, project: Project, labels: np.ndarray) -> _Cleaned:
+    def _read_project(self, project: Project, labels: np.ndarray) -> None:
         """What the project says, in rows of X: its ids count the rows that have a label."""
         rows = project.table["row"].to_numpy()
-        scores = np.full(len(labels), np.nan)
-        scores[rows] = project.table["score"].to_numpy()
-        wrong = np.full(len(labels), np.nan)
-        wrong[rows] = project.table["wrong"].to_numpy()
+        self.scores_[rows] = project.table["score"]
+        self.wrong_[rows] = project.table["wrong"]
+
+        def in_rows(edits: Edits) -> tuple[np.ndarray, dict[int, str]]:
+            relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
+            return np.sort(rows[edits.removed]), relabelled
+
         plan = project.recommended
-        if self.plan is not None:
-            known = {plan.name for plan in project.plans}  # without rules that touch no row
-            plan = find_plan(project, self.plan) if self.plan in known else None
+        if self.plan is not None:  # a rule that touches no row has no plan
+            plan = next((plan for plan in project.plans if plan.name == self.plan), None)
         if plan is not None:
-            plan = replace(
-                plan,
-                removed=np.sort(rows[plan.removed]),
-                relabelled={int(rows[id]): label for id, label in plan.relabelled.items()},
-            )
-        edits = None
+            removed, relabelled = in_rows(plan)
+            self.plan_ = replace(plan, removed=removed, relabelled=relabelled)
+        edits: Edits | None = plan
         if project.current_decisions():  # made on the page of a project that is kept
             edits = choose_edits(project, None, None, decisions=False)
-        removed = np.zeros(0, dtype=np.int64)
-        relabelled: dict[int, str] = {}
-        if edits is not None:
-            removed = np.sort(rows[edits.removed])
-            relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
-        elif plan is not None:
-            removed = plan.removed
-            relabelled = dict(sorted(plan.relabelled.items()))
-        verdict = None
-        if self.judge and (len(removed) or relabelled):
-            verdict = judge(
+        if edits is None or not (len(edits.removed) or edits.relabelled):
+            return
+        if self.judge:
+            self.verdict_ = judge(
                 project.folder,
                 plan=self.plan,
                 progress=self.progress,
                 device=self.device,
                 estimator=clone(self._unfitted()) if self.judge == "estimator" else None,
             )
+        removed, relabelled = in_rows(edits)
         if self._task == "classification":
             removed, relabelled = _keep_classes(labels, removed, relabelled)
-        return _Cleaned(plan, scores, wrong, removed, relabelled, verdict)
+        self.removed_ = removed
+        self.relabelled_ = {row: self._read(label) for row, label in relabelled.items()}
 
     # --- what depends on the task ---
 
