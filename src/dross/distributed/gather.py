@@ -398,41 +398,36 @@ class ShardedObjective(Objective):
         return self.layout
 
     def call(self, parameters: Mapping[str, Tensor], buffers: Buffers, x: Any) -> Any:
-        """The model's outputs; each module's parameters are gathered when it reads them."""
+        """The model's outputs; each module's parameters are gathered when it reads them.
+
+        They are read in the order of the first pass: messages of ranks must not cross.
+        """
         assert isinstance(parameters, GatheredParameters) and self.gathering.units is not None
-        before = len(parameters.order)
-        with self.gathering.units.reading(self._check_order(parameters)):
-            outputs = apply_model(self.model, x)
-        parameters.forget()
-        if not self.gathering.alike[0]:
-            order = parameters.order[before:]
-            if not self.order:
-                self._check_all_read(parameters.used)
-                self.order.extend(order)
-            elif len(order) != len(self.order):
-                raise _other_order(self.order[len(order)], None)
-        return outputs
-
-    def _check_order(self, parameters: GatheredParameters):
-        """Read parameters in the order of the first pass: messages of ranks must not cross."""
         begin = len(parameters.order)
+        expected = [] if self.gathering.alike[0] else self.order
 
-        def read(unit, name: str) -> Tensor:
+        def read(unit: Unit, name: str) -> Tensor:
             place = len(parameters.order) - begin
-            known = self.order if not self.gathering.alike[0] else []
             repeated = place > 0 and parameters.order[-1] == unit.names
-            if known and not repeated and known[place : place + 1] != [unit.names]:
-                raise _other_order(known[place] if place < len(known) else None, unit.names)
+            if expected and not repeated and expected[place : place + 1] != [unit.names]:
+                raise _other_order(expected[place] if place < len(expected) else None, unit.names)
             return parameters.read(unit, name)
 
-        return read
-
-    def _check_all_read(self, read: set[str]) -> None:
-        if missing := [name for name in self.layout.names if name not in read]:
-            raise NotSupported(
-                f"The model computes with '{missing[0]}' without reading it from its module, so it "
-                "cannot be gathered from the ranks. Retrace with group= and without sharded=True."
-            )
+        with self.gathering.units.reading(read):
+            outputs = apply_model(self.model, x)
+        parameters.forget()
+        order = parameters.order[begin:]
+        if expected and len(order) != len(expected):
+            raise _other_order(expected[len(order)], None)
+        if not self.gathering.alike[0] and not self.order:
+            if missing := [name for name in self.layout.names if name not in parameters.used]:
+                raise NotSupported(
+                    f"The model computes with '{missing[0]}' without reading it from its module, "
+                    "so it cannot be gathered from the ranks. Retrace with group= and without "
+                    "sharded=True."
+                )
+            self.order.extend(order)
+        return outputs
 
     def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch) -> Gradient:
         """This rank's shard of the gradient over all ranks [p_r], its own losses, no buffers."""

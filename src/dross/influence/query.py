@@ -334,9 +334,9 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
         constants = objective.layout.constants(objective.model)
-        own_buffers = dict(objective.model.named_buffers())
-        frozen = {name: t for name, t in constants.items() if name not in own_buffers}
-        fixed = {name: t for name, t in constants.items() if name in own_buffers}
+        all_buffers = dict(objective.model.named_buffers())
+        frozen = {name: t for name, t in constants.items() if name not in all_buffers}
+        fixed = {name: t for name, t in constants.items() if name in all_buffers}
 
         def ask(theta: Tensor, buffers: Buffers) -> Tensor:
             params = {**objective.layout.unflatten(theta), **frozen}

@@ -232,8 +232,8 @@ def reverse_steps(
         terms = []
         states = unstack_steps(State(theta, slots, buffers, clock), len(each))
         for batch, state in zip(reversed(each), reversed(states)):
-            adjoint, own = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
-            terms.append(own)
+            adjoint, row = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
+            terms.append(row)
         return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
 
     terms, theta, slots, buffers = recording.executor.run(

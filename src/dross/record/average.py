@@ -44,12 +44,12 @@ class AverageWatch:
     def _restore(self, earlier: AverageRecord) -> None:
         self.steps = earlier.steps.tolist()
         self.rates = earlier.rates.tolist()
-        own = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        tensors = self._named_tensors()
         with torch.no_grad():
             for name, value in earlier.tensors.items():
-                if name not in own:
+                if name not in tensors:
                     raise InvalidInput(f"The averaged model has no '{name}', which is on the tape.")
-                own[name].copy_(value)
+                tensors[name].copy_(value)
             self.averaged.n_averaged.fill_(earlier.notes.count)
 
     @property
@@ -112,8 +112,8 @@ class AverageWatch:
     def _read(self, binding: TorchBinding) -> Tensor:
         named = dict(self.module.named_parameters())
         like = binding.parameters
-        own = {name: named[name].detach().to(like[name].device) for name in binding.layout.names}
-        return binding.layout.flatten(own)
+        average = {n: named[n].detach().to(like[n].device) for n in binding.layout.names}
+        return binding.layout.flatten(average)
 
     def _rate(self, count: int) -> float:
         """a_n of the update after `count` of them, asked of the averaging function itself."""
@@ -132,14 +132,13 @@ class AverageWatch:
         return rate
 
     def _average(self, old: float, new: float, count: int) -> float:
-        own, many = self.averaged.avg_fn, self.averaged.multi_avg_fn
         device = self.averaged.n_averaged.device
         number = torch.tensor(count, device=device)
         pair = [torch.tensor([x], dtype=torch.float64, device=device) for x in (old, new)]
-        if many is not None:
-            many([pair[0]], [pair[1]], number)
+        if self.averaged.multi_avg_fn is not None:
+            self.averaged.multi_avg_fn([pair[0]], [pair[1]], number)
             return float(pair[0])
-        return float((own or get_swa_avg_fn())(pair[0], pair[1], number))
+        return float((self.averaged.avg_fn or get_swa_avg_fn())(pair[0], pair[1], number))
 
     def record(self, binding: TorchBinding) -> AverageRecord:
         """What the tape keeps."""
@@ -163,5 +162,8 @@ class AverageWatch:
         return AverageRecord(steps, rates, tensors, AverageNotes(how, self.count))
 
     def _read_named(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        own = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        return {name: own[name].detach().cpu().clone() for name in names}
+        tensors = self._named_tensors()
+        return {name: tensors[name].detach().cpu().clone() for name in names}
+
+    def _named_tensors(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters()) | dict(self.module.named_buffers())

@@ -450,7 +450,7 @@ class Recorder:
             self._tape.folder,
             loop.model,
             data,
-            loop.given_loss,
+            loop.loss_argument,
             penalty=loop.penalty,
             augment=loop.augment,
         )

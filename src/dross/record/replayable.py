@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .._checks import check_count, check_whole
+from .._checks import check_count
 from ..data.batch import Batch
 from ..data.dataset import Instances
 from ..distributed.ranks import Reducer
@@ -114,12 +114,12 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     gradient = lambda: objective.gradient(before.theta, before.buffers, batch)[0]
     with objective.training():
         with PassNotes(before.theta.device) as notes:
-            own = gradient()
+            loop = gradient()
         with objective.precision.math_attention():
             math = gradient()
-    gap = float((own - math).norm() / own.norm().clamp_min(torch.finfo(own.dtype).tiny))
+    gap = float((loop - math).norm() / loop.norm().clamp_min(torch.finfo(loop.dtype).tiny))
     narrow = objective.precision.narrow
-    explained = ROUNDING_OF_LENGTH.relative(own.dtype)
+    explained = ROUNDING_OF_LENGTH.relative(loop.dtype)
     if narrow is not None:
         deeper = (
             max(1.0, notes.attention_calls / 2) ** 0.5
@@ -157,13 +157,18 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
             "LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch)."
         )
     if epoch is not None:
-        limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a 32-bit number"}
-        epoch = check_count(check_whole(epoch, "epoch"), "epoch", **limit, at_least=0)
-    if epoch is not None and epoch < before:
-        raise InvalidInput(
-            f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "
-            "run."
+        epoch = check_count(
+            epoch,
+            "epoch",
+            at_most=_MAX_EPOCH,
+            because="a tape keeps it as a 32-bit number",
+            at_least=0,
         )
+        if epoch < before:
+            raise InvalidInput(
+                f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of "
+                "a run."
+            )
     return before if epoch is None else epoch
 
 

@@ -52,8 +52,8 @@ class UserLoop:
     expected_steps: int | None = None  # about so many steps will be taken, where that is known
 
     @property
-    def given_loss(self) -> Any:
-        """The loss as the user gave it: a name or a function."""
+    def loss_argument(self) -> str | Callable[..., Tensor]:
+        """The loss as `dross.train` takes it: a name or a function."""
         return self.loss_name if self.loss_name in NAMED_LOSSES else self.loss
 
 
@@ -90,16 +90,18 @@ class LoopTape:
         if self.earlier is None:
             return
         loop = self.loop
-        made = self.earlier
-        self._check_ranks(made.shards)
-        layout = made.layout
-        check_signature(made.model, loop.model, layout)
-        pure = made.optimizer.for_layout(layout)
-        own_optimizer = type(loop.optimizer).__name__
-        if made.loss != loop.loss_name or own_optimizer != pure.name:
+        manifest = self.earlier
+        ranks = loop.ranks.size if fsdp.is_sharded(loop.model) else 1
+        if manifest.shards != ranks:
+            raise explain_other_ranks(self.folder, manifest.shards, ranks)
+        layout = manifest.layout
+        check_signature(manifest.model, loop.model, layout)
+        pure = manifest.optimizer.for_layout(layout)
+        optimizer_name = type(loop.optimizer).__name__
+        if manifest.loss != loop.loss_name or optimizer_name != pure.name:
             raise InputChanged(
-                f"The tape was recorded with loss {made.loss} and {pure.name}; this is "
-                f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
+                f"The tape was recorded with loss {manifest.loss} and {pure.name}; this is "
+                f"{loop.loss_name} and {optimizer_name}. Continue it with the same."
             )
         tape = Tape(self.folder)
         if fsdp.is_sharded(loop.model):
@@ -107,13 +109,7 @@ class LoopTape:
             tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
         state = tape.end_state().map(lambda t: t.to(loop.device))
         binding = TorchBinding(loop.model, loop.optimizer, layout, pure)
-        binding.write(state, slots=bool(made.steps))
-
-    def _check_ranks(self, shards: int) -> None:
-        """Refuse other ranks than those that began a tape of shards."""
-        ranks = self.loop.ranks.size if fsdp.is_sharded(self.loop.model) else 1
-        if shards != ranks:
-            raise explain_other_ranks(self.folder, shards, ranks)
+        binding.write(state, slots=bool(manifest.steps))
 
     def open(self, batch: Batch, cast: Autocast | None) -> None:
         """Inspect the model with its first batch, and begin or continue the tape.
@@ -145,7 +141,7 @@ class LoopTape:
         objective, pure = inspect_run(
             loop.model,
             loop.optimizer,
-            loop.given_loss,
+            loop.loss_argument,
             loop.penalty,
             batch.x,
             batch.y,

@@ -160,8 +160,7 @@ class StepWatch:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
         loop = self.loop
         objective = self.tape.executor.objective
-        own_cast = nullcontext() if loop.autocast is None else loop.autocast.around("loss")
-        with own_cast:
+        with nullcontext() if loop.autocast is None else loop.autocast.around("loss"):
             with use_seed(loop.device, batch.seed):
                 outputs = apply_model(loop.called, batch.x)
             losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
@@ -250,10 +249,10 @@ class StepWatch:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
         del self._pending[0 if everything else -1 :]
         self._clip = None
-        own = dict(self.loop.model.named_buffers())
+        present = dict(self.loop.model.named_buffers())
         with torch.no_grad():
             for name, value in buffers.items():
-                own[name].copy_(value)
+                present[name].copy_(value)
 
     def declare_clip(self, clip: Clip | None) -> list[Tensor]:
         """Note that the gradient is about to be clipped. Returns the parameters in training.
@@ -277,30 +276,28 @@ class StepWatch:
         """Refuse a step of the optimizer that could not be replayed.
 
         Arguments:
-            args, kwargs: the step's own.
+            args, kwargs: of optimizer.step; `args` begin with the optimizer itself.
 
         Returns:
             None, or other arguments: a closure is checked once it has computed the gradients.
         """
-        if not any(callable(arg) for arg in (*args, *kwargs.values())):
+        optimizer, *rest = args
+        closure = rest[0] if rest else kwargs.get("closure")
+        if not callable(closure):
             self._check_step()
             return None
 
-        def checked(closure: Callable[[], Any]) -> Callable[[], Any]:
-            def run() -> Any:
-                if self.stepping:
-                    raise NotSupported(
-                        "The optimizer calls its closure more than once in a step: dross follows "
-                        "optimizers that compute one gradient per step."
-                    )
-                value = closure()
-                self._check_step()
-                return value
+        def checked() -> Any:
+            if self.stepping:
+                raise NotSupported(
+                    "The optimizer calls its closure more than once in a step: dross follows "
+                    "optimizers that compute one gradient per step."
+                )
+            value = closure()
+            self._check_step()
+            return value
 
-            return run
-
-        wrap = lambda arg: checked(arg) if callable(arg) else arg
-        return tuple(map(wrap, args)), {key: wrap(arg) for key, arg in kwargs.items()}
+        return (optimizer, checked, *rest[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _check_step(self) -> None:
         """The gradients are there, and the optimizer is about to use them."""
@@ -502,10 +499,10 @@ class GradientWatch:
             accumulating: whether there are such micro-batches.
         """
         gradients = [self.parameters[name].grad for name in layout.names]
-        own = [layout.local(g) for g in gradients if g is not None]
-        if own and not any(g.numel() for g in own):
+        local = [layout.local(g) for g in gradients if g is not None]
+        if local and not any(g.numel() for g in local):
             return  # of shards, this rank has none
-        present = any(bool((g != 0).any()) for g in own)
+        present = any(bool((g != 0).any()) for g in local)
         if present and not accumulating:
             raise NotSupported(
                 f"Gradients were left over when backward() of step {step} started. Call "
