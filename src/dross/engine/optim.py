@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import NotSupported
-from .optim_custom import (
-    OF_TORCH,
-    Parameterwise,
-    find_formula,
-    formula_named,
-    update_by_formula,
-)
+from .formulas import Parameterwise, update_by_formula
+from .optim_custom import OF_TORCH, find_formula, formula_named
 from .state import Clock, Counters, Derivative, Layout, State
 from .update_rules import (
     SGD,
