@@ -6,7 +6,8 @@
 import pytest
 import torch
 
-from dross.engine.optim import SUPPORTED, current_numbers, read_optimizer
+from dross.engine.binding import current_numbers
+from dross.engine.optim import SUPPORTED, read_optimizer
 from dross.engine.state import Derivative, State
 from dross.engine.step import ClipNorm, ClipValue, Step, advance, jvp_step, vjp_step
 from dross.errors import NotSupported

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from .autodiff import call_model, probe_direction
 from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
 from .norms import statistics_of
 from .objective import Objective, Penalty
-from .optim import Optimizer, current_numbers, read_optimizer, read_slots, write_slots
+from .optim import Optimizer, read_optimizer
 from .precision import MATH, STRICT, PassNotes, Precision, use_arithmetic
-from .state import Layout, State
+from .state import Layout
 
 
 def inspect_run(
@@ -148,14 +147,6 @@ def count_instances(y: Any) -> int:
             "Turn texts into numbers first: a class becomes its index."
         )
     return len(leaves[0])
-
-
-def trained_groups(
-    layout: Layout, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> list[dict]:
-    """The optimizer's parameter groups that have a part of theta, in theta's order."""
-    moving = {parameters[name] for name in layout.names}
-    return [group for group in optimizer.param_groups if any(p in moving for p in group["params"])]
 
 
 # --- the first batch ------------------------------------------------------------------------------
@@ -337,69 +328,3 @@ def check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
             "The model has an operator without a second derivative, so its runs cannot be "
             f"retraced: {first_line(error)}"
         ) from error
-
-
-# --- between torch and a state ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TorchBinding:
-    """What the user trains, beside its pure form."""
-
-    model: nn.Module
-    torch_optimizer: torch.optim.Optimizer
-    layout: Layout
-    optimizer: Optimizer
-
-    @property
-    def groups(self) -> list[dict]:
-        """The optimizer's parameter groups that have a part of theta."""
-        return trained_groups(self.layout, self.parameters, self.torch_optimizer)
-
-    @cached_property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The model's parameters by name, looked up once: an optimizer has no others later."""
-        return dict(self.model.named_parameters())
-
-    def numbers(self) -> np.ndarray:
-        """The optimizer's numbers (lr, momentum, ...) as they are now: [G, H]."""
-        return current_numbers(self.optimizer, self.groups)
-
-    def read(self, numbers: np.ndarray | None = None, theta: Tensor | None = None) -> State:
-        """A copy of the state.
-
-        Arguments:
-            numbers: the optimizer's, of the next step; by default the present ones.
-            theta: a copy of it, where the caller has one already.
-        """
-        numbers = self.numbers() if numbers is None else numbers
-        buffers = self.layout.read_buffers(self.model)
-        theta = self.read_theta() if theta is None else theta
-        slots, clock = read_slots(
-            self.optimizer, self.torch_optimizer, self.layout, self.parameters, theta, numbers
-        )
-        return State(theta, slots, buffers, clock)
-
-    def read_theta(self) -> Tensor:
-        """A copy of theta."""
-        return self.layout.read(self.model)[0]
-
-    def holds(self, theta: Tensor) -> bool:
-        """Whether these are the model's parameters, to the bit."""
-        local = lambda name: self.layout.local(self.parameters[name].detach()).reshape(-1)
-        parts = self.layout.split(theta).items()
-        return all(torch.equal(local(name), part.reshape(-1)) for name, part in parts)
-
-    def write(self, state: State, *, slots: bool = True) -> None:
-        """Leave model and optimizer as if they had taken the steps to this state themselves."""
-        self.layout.write(state, self.model)
-        if slots:
-            write_slots(
-                self.optimizer,
-                self.torch_optimizer,
-                self.layout,
-                self.parameters,
-                state.slots,
-                state.clock,
-                self.numbers(),
-            )

@@ -1,7 +1,7 @@
-"""From a torch optimizer to its pure form, one rule over all parameter groups, and back."""
+"""An optimizer as a pure function of the state, and how it is read from a torch optimizer."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NoReturn
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import NotSupported
 from .formulas import Parameterwise, update_by_formula
 from .optim_custom import OF_TORCH, find_formula, formula_named
-from .state import Clock, Counters, Derivative, Layout, State
+from .state import Clock, Derivative, Layout, State
 from .update_rules import (
     SGD,
     TORCH_STEPPED,
@@ -24,7 +24,6 @@ from .update_rules import (
     Rule,
     Slots,
     TorchStep,
-    counter_dtype,
     flatten_options,
     read_flags,
 )
@@ -213,13 +212,6 @@ def _refuse(optimizer: torch.optim.Optimizer) -> NoReturn:
     )
 
 
-def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
-    """The options of a torch optimizer's groups as they are now: float64 [G, H]."""
-    keys = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
-    flat = [flatten_options(group, keys) for group in groups]
-    return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
-
-
 def check_same_structure(began: Optimizer, now: Optimizer) -> None:
     """Refuse a change of the kind of update. Rates and momenta may change from step to step."""
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
@@ -228,79 +220,3 @@ def check_same_structure(began: Optimizer, now: Optimizer) -> None:
             f"{now.flags}, or momentum came in late. dross follows schedules of numbers only: "
             "start with a momentum above 0."
         )
-
-
-# --- its memory -----------------------------------------------------------------------------------
-
-
-def read_slots(
-    optimizer: Optimizer,
-    torch_optimizer: torch.optim.Optimizer,
-    layout: Layout,
-    parameters: Mapping[str, Tensor],
-    theta: Tensor,
-    row: np.ndarray,
-) -> tuple[Slots, Clock]:
-    """The slots, each [p], and the clock that a torch optimizer holds now.
-
-    Where it has not stepped a parameter yet, they are those of a new optimizer.
-    """
-    held = {name: torch_optimizer.state.get(parameters[name], {}) for name in layout.names}
-    if not any(_has_stepped(state) for state in held.values()):
-        return optimizer.initial(theta, row)
-    fresh, clock = optimizer.initial(theta, row)
-    slots = {}
-    for slot, value in fresh.items():
-        parts = optimizer.split_slot(layout, slot, value, row)
-        for name in parts:
-            if held[name].get(slot) is not None:
-                parts[name] = layout.local(held[name][slot].detach()).to(theta.device)
-        slots[slot] = torch.cat([part.reshape(-1) for part in parts.values()])
-    counters = []
-    for group, initial in enumerate(clock):
-        members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
-        counts = [_read_counters(held[name], initial) for name in members]
-        if any(count != counts[0] for count in counts):
-            raise NotSupported(
-                f"The parameters of group {group} have taken different numbers of steps "
-                f"({members[0]}: {counts[0]}). dross needs parameters that are stepped together; "
-                "start with a fresh optimizer."
-            )
-        counters.append(counts[0])
-    return slots, tuple(counters)
-
-
-def _has_stepped(state: dict) -> bool:
-    return "step" in state or any(isinstance(value, Tensor) for value in state.values())
-
-
-def _read_counters(state: dict, initial: Counters) -> Counters:
-    counters = dict(initial)
-    if state.get("momentum_buffer") is not None and "step" in counters:
-        counters["step"] = 1.0  # SGD keeps no counter; its buffer tells that it has stepped
-    return counters | {name: float(state[name]) for name in counters if name in state}
-
-
-def write_slots(
-    optimizer: Optimizer,
-    torch_optimizer: torch.optim.Optimizer,
-    layout: Layout,
-    parameters: Mapping[str, Tensor],
-    slots: Slots,
-    clock: Clock,
-    row: np.ndarray,
-) -> None:
-    """Leave a torch optimizer as if it had taken the steps itself, so that it can continue."""
-    is_sgd = optimizer.name == "SGD" and optimizer.formula is None  # it keeps no counter
-    named = {slot: optimizer.split_slot(layout, slot, slots[slot], row) for slot in slots}
-    options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
-    for name, group in zip(layout.names, layout.group_of):
-        parameter = parameters[name]
-        # such steps need their counter on the parameter's device
-        on_device = options[parameter].get("fused") or options[parameter].get("capturable")
-        device = parameter.device if on_device else torch.device("cpu")
-        parts = {slot: values[name] for slot, values in named.items() if name in values}
-        state = {slot: layout.wrap(part, parameter) for slot, part in parts.items()}
-        for counter, value in ({} if is_sgd else clock[group]).items():
-            state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)
-        torch_optimizer.state[parameter] = state

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from ..distributed.ddp import bare_module
-from ..engine.inspect import TorchBinding, unwrap_model
+from ..engine.binding import TorchBinding
+from ..engine.inspect import unwrap_model
 from ..engine.tolerance import OTHER_ORDER, is_close
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..tape.format import AverageNotes, AverageRecord

@@ -9,7 +9,7 @@ import torch
 from .._checks import check_count
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
-from ..engine.inspect import TorchBinding
+from ..engine.binding import TorchBinding
 from ..errors import InvalidInput, NotSupported
 
 LearningRate = (

@@ -16,9 +16,10 @@ from .._progress import progress_bar
 from ..data.batch import Augment, LazyBatch, MicroBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import checksum
+from ..engine.binding import TorchBinding
 from ..engine.device import HostCopy, find_device, side_stream
 from ..engine.executor import Executor
-from ..engine.inspect import TorchBinding, device_and_dtype, inspect_run, unwrap_model
+from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
 from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer

@@ -16,8 +16,9 @@ from ..distributed.gather import GatheringLayout, ShardedExecutor
 from ..distributed.ranks import RankReducer, Reducer
 from ..distributed.shards import explain_other_ranks
 from ..distributed.tape import ShardWriter
+from ..engine.binding import TorchBinding
 from ..engine.executor import Executor
-from ..engine.inspect import TorchBinding, inspect_run
+from ..engine.inspect import inspect_run
 from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer

@@ -1,0 +1,144 @@
+"""What the user trains, a torch model and its optimizer, as the state of a run, and back."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotSupported
+from .optim import Optimizer
+from .state import Clock, Counters, Layout, State
+from .update_rules import Slots, counter_dtype, flatten_options
+
+
+@dataclass(frozen=True)
+class TorchBinding:
+    """What the user trains, beside its pure form."""
+
+    model: nn.Module
+    torch_optimizer: torch.optim.Optimizer
+    layout: Layout
+    optimizer: Optimizer
+
+    @property
+    def groups(self) -> list[dict]:
+        """The optimizer's parameter groups that have a part of theta."""
+        moving = {self.parameters[name] for name in self.layout.names}
+        return [
+            group
+            for group in self.torch_optimizer.param_groups
+            if any(p in moving for p in group["params"])
+        ]
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name, looked up once: an optimizer has no others later."""
+        return dict(self.model.named_parameters())
+
+    def numbers(self) -> np.ndarray:
+        """The optimizer's numbers (lr, momentum, ...) as they are now: [G, H]."""
+        return current_numbers(self.optimizer, self.groups)
+
+    def read(self, numbers: np.ndarray | None = None, theta: Tensor | None = None) -> State:
+        """A copy of the state.
+
+        Arguments:
+            numbers: the optimizer's, of the next step; by default the present ones.
+            theta: a copy of it, where the caller has one already.
+        """
+        numbers = self.numbers() if numbers is None else numbers
+        buffers = self.layout.read_buffers(self.model)
+        theta = self.read_theta() if theta is None else theta
+        slots, clock = self._read_slots(theta, numbers)
+        return State(theta, slots, buffers, clock)
+
+    def read_theta(self) -> Tensor:
+        """A copy of theta."""
+        return self.layout.read(self.model)[0]
+
+    def holds(self, theta: Tensor) -> bool:
+        """Whether these are the model's parameters, to the bit."""
+        local = lambda name: self.layout.local(self.parameters[name].detach()).reshape(-1)
+        parts = self.layout.split(theta).items()
+        return all(torch.equal(local(name), part.reshape(-1)) for name, part in parts)
+
+    def write(self, state: State, *, slots: bool = True) -> None:
+        """Leave model and optimizer as if they had taken the steps to this state themselves."""
+        self.layout.write(state, self.model)
+        if slots:
+            self._write_slots(state.slots, state.clock)
+
+    def _read_slots(self, theta: Tensor, numbers: np.ndarray) -> tuple[Slots, Clock]:
+        """The slots, each [p], and the clock that the torch optimizer holds now.
+
+        Where it has not stepped a parameter yet, they are those of a new optimizer.
+        """
+        layout = self.layout
+        held = {
+            name: self.torch_optimizer.state.get(self.parameters[name], {}) for name in layout.names
+        }
+        fresh, clock = self.optimizer.initial(theta, numbers)
+        if not any(_has_stepped(state) for state in held.values()):
+            return fresh, clock
+        slots = {}
+        for slot, value in fresh.items():
+            parts = self.optimizer.split_slot(layout, slot, value, numbers)
+            for name in parts:
+                if held[name].get(slot) is not None:
+                    parts[name] = layout.local(held[name][slot].detach()).to(theta.device)
+            slots[slot] = torch.cat([part.reshape(-1) for part in parts.values()])
+        counters = []
+        for group, initial in enumerate(clock):
+            members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
+            counts = [_read_counters(held[name], initial) for name in members]
+            if any(count != counts[0] for count in counts):
+                raise NotSupported(
+                    f"The parameters of group {group} have taken different numbers of steps "
+                    f"({members[0]}: {counts[0]}). dross needs parameters that are stepped "
+                    "together; start with a fresh optimizer."
+                )
+            counters.append(counts[0])
+        return slots, tuple(counters)
+
+    def _write_slots(self, slots: Slots, clock: Clock) -> None:
+        numbers = self.numbers()
+        named = {
+            slot: self.optimizer.split_slot(self.layout, slot, value, numbers)
+            for slot, value in slots.items()
+        }
+        is_sgd = self.optimizer.name == "SGD" and self.optimizer.formula is None
+        options = {p: group for group in self.torch_optimizer.param_groups for p in group["params"]}
+        for name, group in zip(self.layout.names, self.layout.group_of):
+            parameter = self.parameters[name]
+            state = {
+                slot: self.layout.wrap(values[name], parameter)
+                for slot, values in named.items()
+                if name in values
+            }
+            # such steps need their counter on the parameter's device
+            on_device = options[parameter].get("fused") or options[parameter].get("capturable")
+            device = parameter.device if on_device else torch.device("cpu")
+            if not is_sgd:  # it keeps no counter
+                for counter, value in clock[group].items():
+                    state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)
+            self.torch_optimizer.state[parameter] = state
+
+
+def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
+    """The options of a torch optimizer's groups as they are now: float64 [G, H]."""
+    keys = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
+    flat = [flatten_options(group, keys) for group in groups]
+    return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
+
+
+def _has_stepped(state: dict) -> bool:
+    return "step" in state or any(isinstance(value, Tensor) for value in state.values())
+
+
+def _read_counters(state: dict, initial: Counters) -> Counters:
+    counters = dict(initial)
+    if state.get("momentum_buffer") is not None and "step" in counters:
+        counters["step"] = 1.0  # SGD keeps no counter; its buffer tells that it has stepped
+    return counters | {name: float(state[name]) for name in counters if name in state}
