@@ -33,7 +33,7 @@ from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, Numbe
 from dross.cleaning.modality import PreparedData, Source, assemble
 from dross.cleaning.tables import TABLE
 from dross.cleaning.training import Recipe
-from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE
+from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE, reach_verdict
 
 SETS = ("overlap", "digits", "numbers")
 SIZES = (120, 400)
@@ -124,20 +124,18 @@ def judge_once(name: str, size: int, share: float, noise: float, nested: bool, n
         models = [Ridge(), DecisionTreeRegressor(max_depth=3)]
     model = find_model(models[number % len(models)], data.source.task)
     removed = rng.choice(size, max(1, round(share * size)), replace=False)
-    judgement = judge.RowJudgement(
-        prepared=data,
-        rows=Rows.of(x[:size], y[:size], classes),
-        recipe=Recipe("linear", (x.shape[1],), max(1, classes)),
-        edits=ChosenEdits(removed, {}, "random removals"),
+    judge.estimate_label_noise = lambda rows, prior, **options: know_noise(rows, noise)
+    judgement = judge.judge_rows(
+        data,
+        Rows.of(x[:size], y[:size], classes),
+        Recipe("linear", (x.shape[1],), max(1, classes)),
+        ChosenEdits(removed, {}, "random removals"),
         labels="annotated",
         seeds=judge.QUICK_SEEDS,
         assignments=1,
         model=model,
-        progress=False,
-        n_jobs=None,
     )
-    judge.estimate_label_noise = lambda rows, prior, **options: know_noise(rows, noise)
-    return judgement.run().verdict
+    return reach_verdict(judgement.measure(), judgement.setup).verdict
 
 
 def judge_whole(number: int, folder: Path) -> str:

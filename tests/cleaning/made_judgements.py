@@ -4,13 +4,14 @@ import numpy as np
 import pandas
 import torch
 
-from dross.cleaning import judge
+from dross.cleaning import judge, verdict
 from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, Rows
 from dross.cleaning.modality import Source, assemble
 from dross.cleaning.tables import TABLE
 from dross.cleaning.training import Recipe
+from dross.cleaning.verdict import Verdict
 
 
 def flip(y: np.ndarray, share: float, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +53,7 @@ def judge_arrays(
     model=None,
     checked: np.ndarray | None = None,
     groups: np.ndarray | None = None,
-) -> judge.RowJudgement:
+) -> judge.Judgement:
     """A judgement of edits of the rows x, y, on a test part or in nested folds."""
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
     names = given.astype(str).astype(object) if given.dtype.kind == "i" else given
@@ -65,15 +66,19 @@ def judge_arrays(
     classes = len(source.classes)
     loss = "cross_entropy" if classes else "squared_error"
     recipe = Recipe("linear", x.shape[1:], max(1, classes), loss, rate=0.05, epochs=15)
-    return judge.RowJudgement(
-        prepared=data,
-        rows=Rows.of(x, y, classes, checked=checked, groups=groups),
-        recipe=recipe,
-        edits=ChosenEdits(np.array(removed, dtype=np.int64), relabelled or {}, "a list", rule=rule),
+    return judge.judge_rows(
+        data,
+        Rows.of(x, y, classes, checked=checked, groups=groups),
+        recipe,
+        ChosenEdits(np.array(removed, dtype=np.int64), relabelled or {}, "a list", rule=rule),
         labels=labels,
         seeds=seeds,
         assignments=assignments,
-        progress=False,
-        n_jobs=None,
         model=None if model is None else find_model(model, source.task),
     )
+
+
+def reach_verdict(*arguments, **options) -> Verdict:
+    """The verdict of `judge_arrays` with these arguments."""
+    judgement = judge_arrays(*arguments, **options)
+    return verdict.reach_verdict(judgement.measure(), judgement.setup)

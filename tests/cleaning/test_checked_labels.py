@@ -16,8 +16,7 @@ from dross.cleaning.duplicates import no_copies
 from dross.cleaning.findings import describe_checked, describe_checks
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.plans import Recommendation
-from dross.cleaning.project import Project
-from dross.cleaning.reopen import reopen_inputs
+from dross.cleaning.project import Project, reopen_inputs
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import interrupted
 from tests.cleaning.made_labels import QUICK, make_part

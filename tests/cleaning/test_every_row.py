@@ -13,9 +13,8 @@ import dross
 from dross import cli
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job
-from dross.cleaning.project import Project
+from dross.cleaning.project import Project, reopen_inputs
 from dross.cleaning.project_info import JobInfo, Options
-from dross.cleaning.reopen import reopen_inputs
 from tests.cleaning.made_labels import CLASSES, QUICK, make_part
 
 WRONG = 0.15

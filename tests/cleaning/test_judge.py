@@ -10,8 +10,16 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 from dross.cleaning import estimators, judge, plans
+from dross.cleaning.estimators import find_model
+from dross.cleaning.task import CLASSIFICATION
 from dross.errors import InvalidInput
-from tests.cleaning.made_judgements import flip, judge_arrays, know_noise, overlapping
+from tests.cleaning.made_judgements import (
+    flip,
+    judge_arrays,
+    know_noise,
+    overlapping,
+    reach_verdict,
+)
 
 
 @pytest.fixture
@@ -49,11 +57,16 @@ def numbered(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.column_stack([np.arange(count), x]), y
 
 
+def do_not_resample(monkeypatch):
+    """As if seeds made a difference, without fits that find out."""
+    monkeypatch.setattr(estimators.Estimators, "try_seeds", lambda *given: (True, []))
+
+
 # --- what is held out -----------------------------------------------------------------------------
 
 
 def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))  # not resampled
+    do_not_resample(monkeypatch)
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(60)
     held = []
@@ -87,7 +100,7 @@ def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypat
 
 
 def test_a_fixed_list_is_applied_to_the_rows_outside_of_the_fold(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))
+    do_not_resample(monkeypatch)
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(50)
     judgement = judge_arrays(x, y, removed=range(20), seeds=2, model=Spy())
@@ -108,11 +121,11 @@ def test_copies_are_held_out_together(no_noise):
 
 
 def test_the_test_rows_are_never_learned(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))
+    do_not_resample(monkeypatch)
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(70)
-    judgement = judge_arrays(x[:50], y[:50], (x[50:], y[50:]), removed=[3, 4], seeds=2, model=Spy())
-    verdict = judgement.run()
+    test = (x[50:], y[50:])
+    verdict = reach_verdict(x[:50], y[:50], test, removed=[3, 4], seeds=2, model=Spy())
     assert not verdict.nested and verdict.rows == 20
     assert all(asked == list(range(50, 70)) for asked in Spy.asked)
     assert [len(rows) for rows, _ in Spy.fitted] == [50, 48, 48] * 2
@@ -142,12 +155,12 @@ def test_random_edits_are_as_many_and_the_same_in_every_fold():
 def test_the_log_loss_is_that_of_noisy_labels():
     """Slow and obvious: P(label) = sum over true classes of p(true) P(label | true)."""
     rng = np.random.default_rng(0)
-    rows = judge_arrays(rng.normal(size=(30, 3)), rng.integers(0, 3, 30)).rows
+    rows = judge_arrays(rng.normal(size=(30, 3)), rng.integers(0, 3, 30)).learner.rows
     noise = know_noise(rows, 0.2)
     p = rng.dirichlet(np.ones(3), 30)
     rates = noise.flip_rates(rng.normal(size=(30, 3)), rows.validation, rows.checked)
     assert rates == pytest.approx(0.2)
-    found = judge.measure_classes(p, p.argmax(1), rows.y, noise, rates)
+    found = judge.measure_model(p, p.argmax(1), rows.y, noise, rates)
     for k in range(30):
         chance = sum(p[k, t] * (0.8 if t == rows.y[k] else 0.1) for t in range(3))
         assert found["log loss"][k] == pytest.approx(-np.log(chance))
@@ -155,7 +168,7 @@ def test_the_log_loss_is_that_of_noisy_labels():
         brier = sum((p[k, t] - (t == rows.y[k])) ** 2 for t in range(3))
         assert found["plain Brier score"][k] == pytest.approx(brier)
         assert found["error"][k] == (p[k].argmax() != rows.y[k])
-    assert set(judge.measure_classes(None, rows.y, rows.y, noise, rates)) == {"error"}
+    assert set(judge.measure_model(None, rows.y, rows.y, noise, rates)) == {"error"}
 
 
 def test_labels_that_a_person_has_checked_are_right(no_noise, monkeypatch):
@@ -174,19 +187,18 @@ def test_numbers_are_measured_in_their_units(monkeypatch):
     wrong = rng.choice(180, 18, replace=False)
     y[wrong] += 300
     test = (x[180:], right[180:])
-    judgement = judge_arrays(x[:180], y[:180], test, removed=wrong, model=LinearRegression())
-    verdict = judgement.run()
+    verdict = reach_verdict(x[:180], y[:180], test, removed=wrong, model=LinearRegression())
     assert verdict.verdict == "improved" and verdict.resampled and verdict.per_class == []
     assert set(verdict.metrics) == {"absolute error", "squared error"}
     after = verdict.metrics["absolute error"].after
     assert 7 < np.mean(after) < 9.5  # a deviation of 10 gives 8
     assert set(verdict.plain) == {"squared error"}
     mended = {int(id): str(right[id]) for id in wrong}
-    relabelled = judge_arrays(x[:180], y[:180], test, relabelled=mended, model=LinearRegression())
-    assert relabelled.run().verdict == "improved"
+    verdict = reach_verdict(x[:180], y[:180], test, relabelled=mended, model=LinearRegression())
+    assert verdict.verdict == "improved"
     for label in ("1_000", "nan", "1e999"):  # float() would read them
         with pytest.raises(InvalidInput, match="which is not a number to learn"):
-            _ = judge_arrays(x[:180], y[:180], relabelled={3: label}).fixed
+            judge_arrays(x[:180], y[:180], relabelled={3: label})
 
 
 # --- verdicts -------------------------------------------------------------------------------------
@@ -200,7 +212,7 @@ def test_a_correct_cleaning_of_data_that_are_noisy_everywhere_is_not_worse(digit
     count = 600
     relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad[:count])}
     test = (x[count:1000], y[count:1000]) if tested else None
-    verdict = judge_arrays(x[:count], y[:count], test, relabelled=relabelled).run()
+    verdict = reach_verdict(x[:count], y[:count], test, relabelled=relabelled)
     assert verdict.verdict == "improved" and 0.1 < verdict.noise < 0.22
     assert verdict.metrics["log loss"].difference < -0.03
     changes = [each["log loss"].difference for each in (verdict.metrics, verdict.plain)]
@@ -213,7 +225,7 @@ def test_right_test_labels_are_recognized(digits):
     x, right = digits
     y, bad = flip(right[:600], 0.15, 10)
     relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad)}
-    verdict = judge_arrays(x[:600], y, (x[600:900], right[600:900]), relabelled=relabelled).run()
+    verdict = reach_verdict(x[:600], y, (x[600:900], right[600:900]), relabelled=relabelled)
     assert verdict.verdict == "improved" and verdict.noise < 0.02
 
 
@@ -224,10 +236,9 @@ def test_an_overconfident_cleaning_is_worse(tested):
     count = 1000
     against = np.where(y == 1, p, 1 - p)[:count] < 0.3
     test = (x[count:], y[count:]) if tested else None
-    judgement = judge_arrays(
+    verdict = reach_verdict(
         x[:count], y[:count], test, removed=np.flatnonzero(against), labels="observed"
     )
-    verdict = judgement.run()
     assert verdict.verdict == "worse" and "got worse" in verdict.sentence
     assert verdict.metrics["log loss"].interval[0] > 0
     assert abs(verdict.metrics["error"].difference) < 0.02
@@ -241,10 +252,9 @@ def test_overlap_that_is_taken_for_noise_does_not_make_an_overconfident_cleaning
     monkeypatch.setattr(judge, "estimate_label_noise", lambda rows, *_, **__: know_noise(rows, 0.2))
     x, y, p = overlapping(3000)
     against = np.where(y == 1, p, 1 - p)[:1000] < 0.4
-    judgement = judge_arrays(
+    verdict = reach_verdict(
         x[:1000], y[:1000], (x[1000:], y[1000:]), removed=np.flatnonzero(against)
     )
-    verdict = judgement.run()
     assert verdict.metrics["log loss"].difference < -0.01  # it seems better
     assert verdict.plain["log loss"].difference > 0.05
     assert verdict.verdict == "worse"
@@ -253,7 +263,7 @@ def test_overlap_that_is_taken_for_noise_does_not_make_an_overconfident_cleaning
 def test_random_removal_is_not_an_improvement(digits, no_noise):
     x, y = digits
     removed = np.random.default_rng(3).choice(600, 40, replace=False)
-    verdict = judge_arrays(x[:600], y[:600], removed=removed).run()
+    verdict = reach_verdict(x[:600], y[:600], removed=removed)
     assert verdict.verdict == "inconclusive" and verdict.removed == 40
     assert (
         "instances would show it (there are 600)" in verdict.settle or "less than" in verdict.settle
@@ -265,15 +275,15 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
     y = np.arange(3).repeat([90, 90, 20])
     x = np.column_stack([y + rng.normal(0, 0.3, 200), rng.normal(size=200)])
     for model in (None, GaussianNB()):
-        verdict = judge_arrays(x, y, removed=np.flatnonzero(y == 2), seeds=3, model=model).run()
+        verdict = reach_verdict(x, y, removed=np.flatnonzero(y == 2), seeds=3, model=model)
         assert "no training instance of '2' is left" in verdict.settle
         assert "the 20 test instances of it count as wrong" in verdict.settle
         assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
     relabelled = {int(id): "0" for id in np.flatnonzero(y)}
     with pytest.raises(InvalidInput, match=r"Only one class .* GaussianNB cannot learn it"):
-        judge_arrays(x, y, relabelled=relabelled, model=GaussianNB()).run()
+        reach_verdict(x, y, relabelled=relabelled, model=GaussianNB())
     with pytest.raises(InvalidInput, match="relabelled as 'x', which is not one of the classes"):
-        judge_arrays(x, y, relabelled={3: "x"}).run()
+        reach_verdict(x, y, relabelled={3: "x"})
 
 
 # --- estimators -----------------------------------------------------------------------------------
@@ -285,7 +295,7 @@ def test_the_three_fits_of_a_resampled_seed_have_the_same_sample(no_noise):
     assert (one == estimators.draw_sample(y, 60, 5)).all() and (one != other).any()
     assert np.bincount(y[one]).tolist() == [20, 20, 20] and len(set(one)) < 60
     x, y = numbered(60)
-    verdict = judge_arrays(x, y, removed=[0], seeds=3, model=LogisticRegression()).run()
+    verdict = reach_verdict(x, y, removed=[0], seeds=3, model=LogisticRegression())
     assert verdict.resampled and "3 bootstrap samples" in verdict.sentence
     assert len(set(verdict.metrics["log loss"].before)) == 3
 
@@ -296,7 +306,8 @@ def test_numbers_of_classes_have_no_gaps_and_come_back():
     x = rng.normal(size=(90, 2)).astype(np.float32)
     y = np.arange(90) % 3
     x[:, 0] += 5 * y
-    fits = judge_arrays(x, y, removed=[0], model=GaussianNB())._estimators
+    model = find_model(GaussianNB(), CLASSIFICATION)
+    fits = estimators.Estimators(model, classes=3, scale=(0.0, 1.0))
     kept = y != 1
     found, predicted = fits.fit_and_predict(x[kept], torch.from_numpy(y[kept]), 0, x)
     assert set(predicted.tolist()) == {0, 2} and found.shape == (90, 3)

@@ -18,8 +18,6 @@ from dross.cleaning import judge, plans
 from dross.cleaning.edits import choose_edits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.project import Project
-from dross.cleaning.project_files import read_sealed, write_sealed
-from dross.cleaning.report import write_report
 from dross.cleaning.task import CLASSIFICATION
 from dross.errors import InvalidInput
 from tests.cleaning.made_judgements import flip
@@ -212,7 +210,6 @@ def test_a_function_of_ones_own_from_the_command_line(tested, tmp_path):
     command += ["--remove", "10", "--seeds", "2", "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "own_models.py (SHA-256" in done.stdout
     assert "GaussianNB (own_models:bayes)" in done.stdout
     assert Project.open(tested).verdicts()[-1]["model"] == "GaussianNB (own_models:bayes)"
 
@@ -260,13 +257,3 @@ def test_what_fails_leaves_the_project_as_it_was(tested, model, said):
     with pytest.raises(InvalidInput, match=said):
         ask(tested, model)
     assert files(tested) == before
-
-
-def test_verdicts_of_earlier_versions_are_still_shown(tested):
-    ask(tested, "sklearn:GaussianNB")
-    (path,) = (tested / "verdicts").glob("*.json")
-    new = ("model", "resampled", "plain", "nested", "rows", "noise")
-    old = {key: value for key, value in read_sealed(path, dict).items() if key not in new}
-    write_sealed(path, old | {"verdict": "cannot tell"})
-    page = write_report(Project.open(tested)).read_text()
-    assert "GaussianNB" in page and "Judged by" not in page and "Cannot tell" in page

@@ -163,10 +163,25 @@ def test_figures_are_what_they_say():
     assert verdict.describe_metric("absolute error", number) == (
         "absolute error 1,234 -> 1,200 (-34, 95 % interval -60 to -9)"
     )
-    edits = ChosenEdits(np.arange(3), {7: "a"}, "x")
-    sentence = verdict.describe_verdict(
-        "improved", {"error": error, "log loss": loss}, edits, 6, nested=True, rows=900, noise=0.15
+    improved = verdict.Verdict(
+        made="",
+        what="x",
+        removed=3,
+        relabelled=1,
+        seeds=6,
+        metrics={"error": error, "log loss": loss},
+        plain={},
+        per_class=[],
+        verdict="improved",
+        sentence="",
+        settle="",
+        model="linear",
+        resampled=False,
+        nested=True,
+        rows=900,
+        noise=0.15,
     )
+    sentence = verdict.describe_verdict(improved, "The model")
     assert sentence.startswith("The model improved with 3 removed and 1 relabelled: error: 15.7 %")
     assert "on all 900 rows, each measured by models that did not see it" in sentence
     assert sentence.endswith("takes into account that about 15 % of these labels are wrong.")

@@ -24,13 +24,16 @@ from .label_noise import Rows
 from .modality import MIN_INSTANCES, PreparedData
 from .plans import describe_actions
 from .project import Project
-from .project_files import INFO, delete_named, read_intact, read_sealed, write_sealed
+from .project_files import INFO, delete_written, read_intact, read_sealed, write_sealed
 from .project_info import ProjectInfo
-from .task import read_learnable
 
 _FILE = "checked.json"  # the labels that the kept results were computed with
 _FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation part needs
-_OF_VALIDATION = re.compile(r"runs/run-\d+-scores\.safetensors")
+# without project.json the rest is unfinished; the scores are about validation labels
+_RESULTS = {
+    "train": re.compile(r"project\.json"),
+    "validation": re.compile(r"project\.json|runs/run-\d+-scores\.safetensors"),
+}
 _WORDS = {"keep": "right", "remove": "wrong", "relabel": "relabelled"}
 
 
@@ -44,10 +47,10 @@ class UsedLabels:
 
 @dataclass(frozen=True)
 class CheckedLabels:
-    """What a person said about labels: {place in the part: (action, label)}."""
+    """The decisions of people about the labels of a part."""
 
-    part: str  # whose labels these are: `PreparedData.checked_part`
-    decided: Mapping[int, Decision]
+    part: str  # `PreparedData.checked_part`
+    decided: Mapping[int, Decision]  # {place in the part: (action, label)}
 
     def __len__(self) -> int:
         return len(self.decided)
@@ -69,7 +72,7 @@ class CheckedLabels:
 
     @property
     def words(self) -> dict[int, str]:
-        """What was said about each, in a word."""
+        """The decision about each, in a word."""
         return {id: _WORDS[action] for id, (action, _) in self.decided.items()}
 
     def left(self, count: int) -> np.ndarray:
@@ -79,9 +82,9 @@ class CheckedLabels:
 
     def read_corrected(self, data: PreparedData) -> np.ndarray:
         """The new labels, in the order of `corrected`: names of classes, or numbers."""
-        classes = data.source.classes
-        read = [label if classes else read_learnable(label) for label in self.corrected.values()]
-        return np.array(read, dtype=object if classes else np.float64)
+        source = data.source
+        read = [source.task.read(label, source.classes) for label in self.corrected.values()]
+        return np.array(read, dtype=object if source.classes else np.float64)
 
     def apply(self, data: PreparedData) -> PreparedData:
         """The data with the validation part as it is to be scored; the training part as it is."""
@@ -99,9 +102,7 @@ class CheckedLabels:
         )
 
     def describe(self) -> str:
-        """How many of each, in words; "" if there is none."""
-        if not self.decided:
-            return ""
+        """How many of each, in words."""
         actions = [action for action, _ in self.decided.values()]
         noun = "label" if len(actions) == 1 else "labels"
         return (
@@ -121,7 +122,7 @@ class CheckedLabels:
 
 
 def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
-    """What was said about labels on the page of this folder; empty if nothing was.
+    """The labels that were checked on the page of this folder.
 
     Raises:
         InvalidInput: too few labels are left, or one is corrected to an impossible value.
@@ -172,9 +173,7 @@ def settle_labels(folder: Path, checked: CheckedLabels) -> bool:
     earlier = _describe_recommendation(folder)
     if earlier is None and used is not None:
         earlier = used.earlier  # a run with other labels was stopped
-    delete_named(folder, re.compile(re.escape(INFO)))  # without it the rest is unfinished
-    if checked.part == VALIDATION:
-        delete_named(folder, _OF_VALIDATION)
+    delete_written(folder, names=_RESULTS[checked.part])
     write_sealed(path, UsedLabels(dict(checked.decided), earlier))
     return False
 
@@ -250,13 +249,9 @@ def make_rows(
 def group_copies(copies: Copies, starts: dict[str, int], count: int) -> np.ndarray:
     """The group of each row, int64 [count]: copies of each other have the same number."""
     groups = np.arange(count)
-    first: dict[int, int] = {}
-    for group, part, id in zip(
-        copies.table["group"], copies.table["part"], copies.table["id"], strict=True
-    ):
-        if part in starts:
-            place = starts[part] + int(id)
-            groups[place] = first.setdefault(group, place)
+    table = copies.table[copies.table["part"].isin(list(starts))]
+    places = (table["part"].map(starts) + table["id"]).astype(np.int64)
+    groups[places] = places.groupby(table["group"]).transform("first")
     return groups
 
 

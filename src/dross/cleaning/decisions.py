@@ -332,7 +332,7 @@ class Decisions:
                 run("ROLLBACK")
 
     def _up_to_date(self) -> LogState:
-        """The state, after the rows that others have added since the last look."""
+        """The state with the rows that others have added in the meantime."""
         with self._lock, self._translate_errors():
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
@@ -404,20 +404,12 @@ def check_decision(id: int, action: str, label: str | None) -> Decision:
         raise InvalidInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:
         raise InvalidInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
-    check_new_label(action, label, repr(label))
-    return action, label
-
-
-def check_new_label(action: str, label: Any, shown: str) -> None:
-    """Refuse a relabel without a label, and a label of anything else (InvalidInput).
-
-    shown: the label as the message shows it.
-    """
     if not isinstance(label, str if action == "relabel" else type(None)):
         raise InvalidInput(
             "A relabel needs the new label as text, and no other decision takes a label; this is "
-            f"{action}, {shown}."
+            f"{action}, {label!r}."
         )
+    return action, label
 
 
 def _check_decisions(changes: Mapping[int, Decision]) -> dict[int, Decision]:

@@ -45,19 +45,13 @@ class JudgingModel:
             known = joblib.hash(self.estimator)
         except Exception:  # an object that cannot be pickled, such as a lambda in a pipeline
             known = repr(self.estimator)
-        is_own = bool(self.entry) and not _is_sklearn(self.entry)
         return {
             "entry": self.entry,
             "name": self.name,
             "estimator": str(known),
-            "source": source_digest(self.entry) if is_own else "",
+            "source": source_digest(self.entry) if _is_own_code(self.entry) else "",
             "sklearn": sklearn.__version__,
         }
-
-
-def names_user_code(model: Any) -> bool:
-    """Whether it is a `module:function` that is not scikit-learn's."""
-    return isinstance(model, str) and ":" in model and not _is_sklearn(model)
 
 
 def find_model(model: Any, task: Task) -> JudgingModel:
@@ -70,21 +64,17 @@ def find_model(model: Any, task: Task) -> JudgingModel:
     Raises:
         InvalidInput: there is none of this name, it is of another kind, or it cannot fit or predict.
     """
-    entry = ""
-    if not isinstance(model, str):
-        make = model
-        who = f"The class {model.__name__}" if isinstance(model, type) else ""
-    elif ":" not in model:
-        raise InvalidInput(
-            f"`estimator` takes sklearn:NAME or module:function, and '{model}' has no colon. "
-            f"For a class of scikit-learn: `estimator` sklearn:{_nearest(model, task) or model}."
-        )
-    else:
-        entry = model
-        make = _find_class(model, task) if _is_sklearn(model) else import_function(model)
-        who = f"`estimator` {model}"
-    is_made = isinstance(make, type) or (entry and callable(make))
-    estimator = _make(make, who) if is_made else make
+    entry = model if isinstance(model, str) else ""
+    estimator = model
+    if entry:
+        if ":" not in entry:
+            raise InvalidInput(
+                f"`estimator` takes sklearn:NAME or module:function, and '{entry}' has no colon. "
+                f"For a class of scikit-learn: `estimator` sklearn:{_nearest(entry, task) or entry}."
+            )
+        estimator = import_function(entry) if _is_own_code(entry) else _find_class(entry, task)
+    if isinstance(estimator, type) or (entry and callable(estimator)):
+        estimator = _make(estimator, entry)
     name = _name(estimator)
     for method in ("fit", "predict"):
         if not callable(getattr(estimator, method, None)):
@@ -93,11 +83,12 @@ def find_model(model: Any, task: Task) -> JudgingModel:
                 "and predict, such as sklearn:HistGradientBoostingClassifier."
             )
     _check_kind(estimator, name, task)
-    return JudgingModel(estimator, f"{name} ({entry})" if names_user_code(model) else name, entry)
+    return JudgingModel(estimator, f"{name} ({entry})" if _is_own_code(entry) else name, entry)
 
 
-def _is_sklearn(entry: str) -> bool:
-    return entry.partition(":")[0].partition(".")[0] == "sklearn"
+def _is_own_code(entry: str) -> bool:
+    """Whether it is a `module:function` that is not scikit-learn's."""
+    return entry != "" and entry.partition(":")[0].partition(".")[0] != "sklearn"
 
 
 def _find_class(entry: str, task: Task) -> type:
@@ -129,11 +120,12 @@ def _nearest(name: str, task: Task, module: str = "sklearn") -> str | None:
     )
 
 
-def _make(make: Any, who: str) -> Any:
+def _make(make: Any, entry: str) -> Any:
     """Call what makes the estimator; a class of scikit-learn has its defaults."""
     try:
         return make()
     except Exception as error:  # somebody else's code can fail in any way
+        who = f"`estimator` {entry}" if entry else f"The class {make.__name__}"
         needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
         raise InvalidInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "
@@ -195,7 +187,7 @@ class Estimators:
     def predict(
         self, x: Tensor, y: Tensor, specs: Sequence[ModelSpec], queries: Tensor
     ) -> Iterator[tuple[np.ndarray | None, np.ndarray]]:
-        """As `Networks.predict`; without `predict_proba` there are no probabilities."""
+        """As `predict_with_networks`; without `predict_proba` there are no probabilities."""
         inputs = x.flatten(1).numpy()
         for spec in specs:
             rows = np.arange(len(y))
@@ -210,7 +202,7 @@ class Estimators:
                 )
 
     def try_seeds(
-        self, x: np.ndarray, y: Tensor, queries: np.ndarray, seeds: Sequence[int]
+        self, x: Tensor, y: Tensor, queries: Tensor, seeds: Sequence[int]
     ) -> tuple[bool, list[str]]:
         """Fit everything with two seeds, and compare what they predict.
 
@@ -222,7 +214,9 @@ class Estimators:
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            one, other = (self.fit_and_predict(x, y, seed, queries) for seed in seeds)
+            inputs = x.flatten(1).numpy()
+            questions = queries.flatten(1).numpy()
+            one, other = (self.fit_and_predict(inputs, y, seed, questions) for seed in seeds)
         lines = list(dict.fromkeys(first_line(each.message) for each in caught))  # type: ignore[arg-type]
         differ = any(
             np.abs(first - second).max() > _SAME
@@ -249,8 +243,7 @@ class Estimators:
                 if present is None:
                     numbers = np.asarray(estimator.predict(queries), dtype=np.float64)
                     _check_finite(numbers, "predict")
-                    numbers = (numbers.reshape(-1, 1) - self.scale[0]) / self.scale[1]
-                    return numbers, numbers
+                    return None, (numbers.reshape(-1) - self.scale[0]) / self.scale[1]
                 return self._predict_classes(estimator, queries, present)
         except Exception as error:  # somebody else's code can fail in any way
             raise InvalidInput(

@@ -14,7 +14,7 @@ from ..influence.run import Run
 from .checked_labels import CheckedLabels, make_rows
 from .duplicates import Copies
 from .explain import Reasons, find_reasons
-from .job import Job, describe_cost, estimate_cost
+from .job import Job, describe_cost
 from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
 from .modality import Frame, PreparedData
 from .model_choice import lower_rate, use_lowered_rate
@@ -86,7 +86,7 @@ def examine(
     stages.begin("labels")
     started = time.monotonic()
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
-    job.say(describe_cost(estimate_cost(job, searched, time.monotonic() - started)))
+    job.say(describe_cost(job, searched, time.monotonic() - started))
     stages.begin("plans")
     recommendation, checks = _recommend(job, rows, noise, checked)
     scored_data = checked.apply(job.prepared)

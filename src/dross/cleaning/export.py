@@ -23,9 +23,8 @@ from .images import copy_folder
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
 from .modality import RowEdits
-from .project import Project
+from .project import Project, compare_digests
 from .project_files import MEND, is_written_by_dross
-from .reopen import compare_digests
 from .tables import PARQUET, TABLES, copy_table, read_bytes
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")

@@ -60,25 +60,14 @@ class Job:
         return len(self.prepared.y["train"])
 
 
-# --- its cost ---
-
-
 # Ratios of times, as measured for tables of 2,000 to 30,000 rows.
 _PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows
 _STEP_OF_A_RUN = 0.7  # recorded and retraced, and a step of the search, which trains four models
 _CHECK_PER_TRAINING = 1.1  # counterfactual runs train side by side; 16 of them and 16 others
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What the rest of a project is expected to take."""
-
-    seconds: float
-    bytes: float
-
-
-def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
-    """The cost of everything after the labels were examined.
+def describe_cost(job: Job, searched: SearchResult, examined: float) -> str:
+    """What everything after the labels were examined is expected to take, as a sentence.
 
     Arguments:
         job: With the data and the options.
@@ -91,16 +80,10 @@ def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
     runs = job.options.repeats * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
     checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.check / 16
     measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
+    seconds = _PLANS_PER_EXAMINED * measured * examined + runs + checks
     state = 8 * recipe.count_parameters()  # the parameters and their momentum
-    kept = DefaultRetention().resolve(steps, state, 0)
-    states = state * (steps if isinstance(kept, EveryStep) else 2 * np.sqrt(steps))
+    retention = DefaultRetention().resolve(steps, state, 0)
+    states = state * (steps if isinstance(retention, EveryStep) else 2 * np.sqrt(steps))
     batches = 8 * steps * recipe.batch_size
-    return Cost(
-        _PLANS_PER_EXAMINED * measured * examined + runs + checks,
-        job.options.repeats * float(states + batches),
-    )
-
-
-def describe_cost(cost: Cost) -> str:
-    """The cost in words, as a sentence."""
-    return f"Expected from here: about {say_duration(cost.seconds)} and {say_bytes(cost.bytes)}."
+    size = job.options.repeats * float(states + batches)
+    return f"Expected from here: about {say_duration(seconds)} and {say_bytes(size)}."

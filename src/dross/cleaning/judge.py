@@ -14,15 +14,13 @@ The measured labels may be wrong themselves. The label noise is estimated, and t
 predictions through it before it compares them with the given labels; verdict.py decides.
 """
 
-import hashlib
 import importlib
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_count
-from .._io import staged_file, write_json
+from .._io import digest_json, write_json
 from .._progress import progress_bar, report
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep, uses_workers
@@ -51,20 +49,19 @@ from .label_noise import (
 )
 from .modality import PreparedData
 from .plans import NO_EDITS, Edits, class_effects
-from .project import Project
+from .project import Project, reopen_inputs
 from .project_files import delete_stale_files, delete_written, write_sealed
-from .reopen import reopen_inputs
 from .report import write_report
-from .task import read_learnable
 from .training import ModelSpec, Recipe, train_many
 from .verdict import (
     ABSOLUTE_ERROR,
     BRIER,
     ERROR,
     LOG_LOSS,
-    NO_PROBABILITIES,
     PLAIN,
+    RATES,
     SQUARED_ERROR,
+    Setup,
     Verdict,
     reach_verdict,
     warn_of_vanished,
@@ -77,14 +74,12 @@ _MAX_SEEDS = 1000
 _ASSIGNMENTS = 2  # of rows to folds
 _QUICK_ASSIGNMENTS = 1
 _SEEDS_SIDE_BY_SIDE = 5
-_STATUS = "judging.json"
 
 FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 CONTROL = 7  # the stream within it that draws the control's edits
 _FOLDED = 9  # and the one that assigns rows to folds
 
-_RATES = "rates"  # the estimated share of wrong labels, of each row
-_ABOVE = "dross.finetune.trials"  # judges chats, in a layer above this one
+_CHATS = "dross.finetune.trials"  # judges them; in a layer above this one
 
 
 def judge(
@@ -108,7 +103,7 @@ def judge(
     and each fold is measured by models, and after edits, that did not see it.
 
     By default the edits are the decisions made on the page; where there are none, the recommended
-    plan. Results are kept until the verdict and the report are written: to go on with a judgement
+    plan. Results are kept until the verdict and the report are written: to resume a judgement
     that was stopped, call it again.
 
     Arguments:
@@ -155,41 +150,51 @@ def judge(
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
     has_chats = project.modality.has_tokens
-    count = seeds if seeds is not None else QUICK_SEEDS if quick or has_chats else SEEDS
-    check_seeds(count)
-    here = choose_device(device)
+    if seeds is None:
+        seeds = QUICK_SEEDS if quick or has_chats else SEEDS
+    check_seeds(seeds)
+    where = choose_device(device)
     uses_workers(n_jobs)  # raises if there cannot be that many
-    check_writable(project.folder)
-    delete_stale_files(project.folder)
-    if has_chats:
-        if estimator is not None:
-            raise InvalidInput(
-                "Chats are judged by the model that is fine-tuned: leave out `estimator`."
-            )
-        open_judgement = importlib.import_module(_ABOVE).open_judgement
-        judgement = open_judgement(project, edits, count, device=here, progress=progress)
-    else:
-        training = project.info.training
-        assert training is not None  # only chats have none
-        model = None if estimator is None else find_model(estimator, project.task)
-        prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
-        judgement = RowJudgement(
-            edits=edits,
-            seeds=count,
-            progress=progress,
-            n_jobs=n_jobs,
-            prepared=prepared,
-            rows=project_rows(project, prepared),
-            recipe=replace(recipe, device=str(here)),
-            labels=training.labels,
-            assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
-            model=model,
-            made_from={"job": project.info.job, "recipe": vars(training.recipe)},
+    if has_chats and estimator is not None:
+        raise InvalidInput(
+            "Chats are judged by the model that is fine-tuned: leave out `estimator`."
         )
-    store = ResultStore.under(project.folder / "judging", judgement.settings)
-    with show_progress(project.folder, judgement.models) as tell:
-        verdict = judgement.run(store, tell, earlier=len(project.verdicts()))
-    _keep_verdict(project, verdict, store.folder)
+    with show_progress(project.folder) as tell:  # fails now, not after an hour of training
+        delete_stale_files(project.folder)
+        if has_chats:
+            n_jobs = 1
+            judge_chats = importlib.import_module(_CHATS).judge_chats
+            judgement = judge_chats(project, edits, seeds, device=where, progress=progress)
+        else:
+            training = project.info.training
+            assert training is not None  # only chats have none
+            model = None if estimator is None else find_model(estimator, project.task)
+            data, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
+            judgement = judge_rows(
+                data,
+                project_rows(project, data),
+                replace(recipe, device=str(where)),
+                edits,
+                labels=training.labels,
+                seeds=seeds,
+                assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
+                model=model,
+            )
+        settings = {"job": project.info.job, **judgement.settings}
+        store = ResultStore.under(project.folder / "judging", settings)
+        values = judgement.measure(store, tell, n_jobs=n_jobs, progress=progress)
+    earlier = len(project.verdicts())
+    verdict = reach_verdict(values, judgement.setup, earlier=earlier)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = project.folder / "verdicts"
+    taken = len(list(folder.glob(f"{stamp}*.json")))
+    write_sealed(folder / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
+    report(verdict.numbers, earlier + 1)
+    write_report(project)
+    with suppress(DrossError):
+        delete_written(project.folder, f"judging/{store.folder.name}")
+    with suppress(OSError):  # another judgement that was stopped keeps its results there
+        store.folder.parent.rmdir()
     return verdict
 
 
@@ -201,52 +206,28 @@ def check_seeds(count: int) -> None:
     check_count(count, "seeds", at_most=_MAX_SEEDS, because=why)
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 @contextmanager
-def show_progress(folder: Path, of: int) -> Iterator[Callable[..., None]]:
-    """Inside, judging.json shows the page how far the judgement is."""
-    status = folder / _STATUS
+def show_progress(folder: Path) -> Iterator[Callable[[int, int], None]]:
+    """Inside, judging.json shows the page how many models are done, of how many.
 
-    def tell(done: int, stage: str = "training with and without the edits") -> None:
-        write_json(status, {"done": done, "of": of, "stage": stage})
+    Raises:
+        DrossError: the folder cannot be written.
+    """
+    path = folder / "judging.json"
+
+    def tell(done: int, models: int) -> None:
+        stage = "training with and without the edits"
+        write_json(path, {"done": done, "of": models, "stage": stage})
 
     try:
-        tell(0)
+        tell(0, 0)
         yield tell
     finally:
         with suppress(OSError):
-            status.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path) -> None:
-    """Fail now rather than after an hour of training; raises DrossError."""
-    try:
-        with staged_file(folder / _STATUS, b""):
-            pass
-    except OSError as error:
-        raise DrossError(
-            f"{folder} cannot be written ({error.strerror or error}), and the verdict goes there. "
-            "Copy the folder to a place that you may write to, and judge it there."
-        ) from error
-
-
-def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
-    """Write the verdict and the report; then delete the results that they rest on."""
-    folder = project.folder / "verdicts"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    taken = len(list(folder.glob(f"{stamp}*.json")))
-    write_sealed(folder / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
-    report(verdict.numbers, len(project.verdicts()))
-    write_report(project)
-    with suppress(DrossError):
-        delete_written(project.folder, f"judging/{results.name}")
-    with suppress(OSError):  # another judgement waits there to go on
-        results.parent.rmdir()
-
-
-# --- judgements -----------------------------------------------------------------------------------
+# --- a judgement ----------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -265,163 +246,237 @@ Learner = Callable[[Piece], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Judgement(ABC):
-    """What is judged, by which models, on which rows."""
+class Judgement:
+    """What is compared, and the work that it takes.
 
-    edits: ChosenEdits
+    Attributes:
+        setup: What the verdict reports besides the figures.
+        learner: Does one piece of the work.
+        pieces: The work, in parts that can be done apart.
+        seeds: The number of passes in all pieces together.
+        settings: Everything that decides what is measured, as JSON holds it.
+    """
+
+    setup: Setup
+    learner: Learner
+    pieces: list[Piece]
     seeds: int
-    progress: bool
-    n_jobs: int | None
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Everything that decides what is measured, as JSON holds it."""
-
-    @property
-    @abstractmethod
-    def pieces(self) -> list[Piece]:
-        """The work, in parts that can be done apart."""
-
-    @property
-    @abstractmethod
-    def learner(self) -> Learner:
-        """Does the work."""
-
-    @abstractmethod
-    def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
-        """The verdict on what `measure` returns."""
+    settings: dict[str, Any]
 
     @property
     def models(self) -> int:
         """How many are trained."""
         return 3 * sum(len(piece.passes) for piece in self.pieces)
 
-    def run(
+    def measure(
         self,
         store: ResultStore | None = None,
-        tell: Callable[[int], None] = lambda done: None,
+        tell: Callable[[int, int], None] = lambda done, models: None,
         *,
-        earlier: int = 0,
-    ) -> Verdict:
-        """Train, measure and decide.
+        n_jobs: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """Each measure of each measured row, [passes, 3, rows].
 
         Arguments:
             store: Keeps what was measured.
-            tell: Called with how many models are done.
-            earlier: How many verdicts there are already.
+            tell: Called with how many models are done, of how many.
+            n_jobs: How many processes to train in.
+            progress: Whether to show a progress bar.
         """
-        return self.conclude(self.measure(store, tell), earlier)
-
-    def measure(
-        self, store: ResultStore | None = None, tell: Callable[[int], None] = lambda done: None
-    ) -> dict[str, np.ndarray]:
-        """Each measure of each measured row, [passes, 3, rows]."""
-        pieces = self.pieces
-        place = np.cumsum(np.any([piece.fold for piece in pieces], axis=0)) - 1
+        column = np.cumsum(np.any([piece.fold for piece in self.pieces], axis=0)) - 1
         values: dict[str, np.ndarray] = {}
         done = 0
         results = sweep(
-            self.learner, pieces, what="judging", n_jobs=self.n_jobs, store=store, progress=False
+            self.learner, self.pieces, what="judging", n_jobs=n_jobs, store=store, progress=False
         )
-        shown = progress_bar("judging", self.models, show=self.progress, unit="models")
-        with shown as advance:
+        with progress_bar("judging", self.models, show=progress, unit="models") as advance:
             for number, measured in results:
-                passes, fold = pieces[number]
-                for name, each in measured.items():
-                    empty = np.zeros((self.seeds, 3, place[-1] + 1))
+                passes, fold = self.pieces[number]
+                for name, by_pass in measured.items():
+                    empty = np.zeros((self.seeds, 3, column[-1] + 1))
                     whole = values.setdefault(name, empty)
-                    whole[np.ix_(passes, range(3), place[fold])] = each.numpy()
+                    for place, each in zip(passes, by_pass.numpy(), strict=True):
+                        whole[place][:, column[fold]] = each
                 done += 3 * len(passes)
                 advance(3 * len(passes))
-                tell(done)
+                tell(done, self.models)
         return values
 
 
-# --- models ---------------------------------------------------------------------------------------
+# --- rows of tables, images and texts -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Networks:
-    """Trains the project's own models."""
-
-    recipe: Recipe
-
-    def predict(
-        self, x: Tensor, y: Tensor, specs: Sequence[ModelSpec], queries: Tensor
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Train models on x [N, ...] and y [N, ...], and predict the inputs `queries` [Q, ...].
-
-        Yields:
-            For each model its probabilities [Q, classes] and predicted classes [Q]; of numbers the
-            predictions [Q, 1] as the model learns them, twice.
-        """
-        for outputs in train_many(self.recipe, x, y, specs).outputs(queries):
-            if self.recipe.loss == "cross_entropy":
-                probabilities = torch.softmax(outputs.double(), 1).numpy()
-                yield probabilities, probabilities.argmax(1)
-            else:
-                yield outputs.double().numpy(), outputs.double().numpy()
-
-
-# --- measures -------------------------------------------------------------------------------------
-
-
-def measure_classes(
-    probabilities: np.ndarray | None,
-    predicted: np.ndarray,
-    y: np.ndarray,
-    noise: LabelPosterior,
-    rates: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """The measures of one model for n rows, each [n].
+def judge_rows(
+    data: PreparedData,
+    rows: Rows,
+    recipe: Recipe,
+    edits: ChosenEdits,
+    *,
+    labels: str,
+    seeds: int,
+    assignments: int,
+    model: JudgingModel | None = None,
+) -> Judgement:
+    """A judgement on test rows, or on all rows in folds, by networks or an estimator.
 
     Arguments:
-        probabilities: Of the classes, [n, classes], or None.
-        predicted: The predicted classes, [n].
-        y: The given labels, [n].
-        noise: The estimated label noise.
-        rates: The flip rates of the rows, [n, classes].
+        data: The data set.
+        rows: The training rows, then validation rows, with labels that a person corrected.
+        recipe: Of the networks.
+        edits: What is judged.
+        labels: annotated or observed.
+        seeds: The number of passes.
+        assignments: Of rows to folds, where there is no test part.
+        model: An estimator that judges instead of networks.
     """
-    error = (predicted != y).astype(np.float64)
-    if probabilities is None:
-        return {ERROR: error}
-    plain = plans.held_out_losses(probabilities, y)
-    return {
-        ERROR: error,
-        LOG_LOSS: plans.held_out_losses(probabilities, y, noise, rates)["log loss"],
-        PLAIN + LOG_LOSS: plain["log loss"],
-        PLAIN + BRIER: plain["brier"],
+    nested = not len(data.parts["test"])
+    encoded = _encode_labels(edits, data)
+    inputs, y = data.pair("train")
+    if nested:
+        measured = np.ones(len(rows), dtype=bool)
+        pieces = _divide_into_folds(rows, seeds, assignments)
+    else:
+        rows = _append_test_rows(rows, data)
+        measured = rows.validation
+        is_small = model is None and recipe.model in ("linear", "mlp")
+        size = _SEEDS_SIDE_BY_SIDE if is_small else 1
+        passes = tuple(range(seeds))
+        starts = range(0, seeds, size)
+        pieces = [Piece(passes[start : start + size], measured) for start in starts]
+    x = torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype)
+    classes = data.source.classes
+    names = np.array(classes, dtype=object)[rows.y[measured]] if classes else None
+    effects = class_effects(data.part("train").labels.tolist(), edits) if classes else []
+    vanished = [effect.name for effect in effects if not effect.left]
+    notes = [] if names is None else [warn_of_vanished(vanished, names)]
+    settings = {
+        "recipe": asdict(recipe.settings),
+        "seeds": seeds,
+        "assignments": assignments if nested else 0,
+        "rule": edits.rule if nested else None,
+        "labels": labels,
+        "digest": digest_json(
+            [
+                encoded.removed.tolist(),
+                sorted(encoded.relabelled.items()),
+                rows.y.tolist(),
+                rows.checked.tolist(),
+            ]
+        ),
     }
+    resampled = False
+    predict = partial(predict_with_networks, recipe)
+    if model is not None:
+        if vanished and len(vanished) >= len(y.unique()) - 1:
+            raise InvalidInput(
+                "Only one class has instances in training after these edits: there is nothing left "
+                f"to tell apart, and {model.name} cannot learn it. Remove fewer."
+            )
+        fold = pieces[0].fold
+        learned = torch.from_numpy(np.flatnonzero(~fold[: len(y)]))
+        estimators = Estimators(model, rows.classes, data.scale)
+        differ, warned = estimators.try_seeds(
+            x[learned],
+            y[learned],
+            x[torch.from_numpy(fold)],
+            [mix_seeds(FRESH, len(y), number) for number in (0, 1)],
+        )
+        resampled = not differ
+        predict = replace(estimators, resample=resampled).predict
+        notes += [f"The model warns: {line}" for line in warned[:1]]
+        settings["with"] = model.describe() | {"resampled": resampled}
+    z = principal_components(rows.x)
+    learner = RowLearner(
+        predict=predict,
+        rows=rows,
+        x=x,
+        y=y,
+        scale=data.scale,
+        edits=encoded,
+        rule=edits.rule if nested else None,
+        labels=labels,
+        noise=None if nested else estimate_label_noise(rows, PRIORS[labels], z=z),
+        z=z,
+    )
+    setup = Setup(
+        edits=edits,
+        model=recipe.model if model is None else model.name,
+        is_estimator=model is not None,
+        groups=rows.groups[measured],
+        classes=classes,
+        labels=names,
+        notes=notes,
+        resampled=resampled,
+        nested=nested,
+    )
+    return Judgement(setup, learner, pieces, seeds, settings)
 
 
-def measure_numbers(
-    predicted: np.ndarray, y: np.ndarray, noise: LabelPosterior, rates: np.ndarray
-) -> dict[str, np.ndarray]:
-    """The measures of one model for n rows, each [n].
+def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
+    """The edits with labels as `Rows` has them: numbers of classes, or numbers."""
+    classes = data.source.classes
+    relabelled = {}
+    for id, label in edits.relabelled.items():
+        known = data.source.task.read(label, classes)
+        if known is None:
+            what = "one of the classes" if classes else "a number to learn"
+            raise InvalidInput(f"Some instances were relabelled as '{label}', which is not {what}.")
+        relabelled[id] = classes.index(label) if classes else known
+    return Edits(edits.removed, relabelled)
 
-    Arguments:
-        predicted: In the units of the label, [n].
-        y: The given labels, [n].
-        noise: The estimated label noise.
-        rates: How often the labels of the rows are wrong, [n].
+
+def _append_test_rows(rows: Rows, data: PreparedData) -> Rows:
+    """All rows that are learned or measured.
+
+    The rows of a test file count as validation rows: how often their labels are wrong, compared
+    with the others, is estimated, and is not assumed.
     """
-    plain = plans.held_out_losses(predicted, y)
-    return {
-        ABSOLUTE_ERROR: plain["absolute error"],
-        SQUARED_ERROR: plans.held_out_losses(predicted, y, noise, rates)["squared error"],
-        PLAIN + SQUARED_ERROR: plain["squared error"],
-    }
+    x, y = data.pair("test")
+    labels = y.numpy() if rows.classes else data.part("test").labels
+    trained = len(rows)
+    count = trained + len(y)
+    return Rows.of(
+        np.concatenate([rows.x, x.flatten(1).numpy()]),
+        np.concatenate([rows.y, labels]),
+        rows.classes,
+        groups=np.concatenate([rows.groups, np.arange(trained, count)]),
+        validation=np.arange(count) >= trained,
+        checked=np.concatenate([rows.checked, np.zeros(len(y), dtype=bool)]),
+    )
 
 
-# --- rows: tables, images and texts ---------------------------------------------------------------
+def _divide_into_folds(rows: Rows, seeds: int, assignments: int) -> list[Piece]:
+    pieces = []
+    for assignment in range(assignments):
+        fold = assign_folds(rows, FOLDS, mix_seeds(FRESH, _FOLDED, assignment))
+        passes = tuple(range(assignment, seeds, assignments))
+        pieces += [Piece(passes, fold == number) for number in range(FOLDS)]
+    return pieces
+
+
+def predict_with_networks(
+    recipe: Recipe, x: Tensor, y: Tensor, specs: Sequence[ModelSpec], queries: Tensor
+) -> Iterator[tuple[np.ndarray | None, np.ndarray]]:
+    """Train models on x [N, ...] and y [N, ...], and predict the inputs `queries` [Q, ...].
+
+    Yields:
+        For each model its probabilities [Q, classes] and predicted classes [Q]; of numbers None,
+        and the predictions [Q] as the model learns them.
+    """
+    for outputs in train_many(recipe, x, y, specs).outputs(queries):
+        if recipe.loss == "cross_entropy":
+            probabilities = torch.softmax(outputs.double(), 1).numpy()
+            yield probabilities, probabilities.argmax(1)
+        else:
+            yield None, outputs[:, 0].double().numpy()
 
 
 @dataclass(frozen=True)
 class RowLearner:
     """Trains and measures, in any process, the models of a piece: before, after, control."""
 
-    trainer: Networks | Estimators
+    predict: Callable[..., Iterator[tuple[np.ndarray | None, np.ndarray]]]
     rows: Rows  # training rows, validation rows, test rows; with labels that measure
     x: Tensor  # their inputs
     y: Tensor  # the given labels of the training rows, as models learn them
@@ -438,32 +493,29 @@ class RowLearner:
         inside = np.flatnonzero(~piece.fold)
         edits, noise = self._edit_without(piece.fold, inside)
         learned = inside[inside < len(self.y)]
-        usual = (noise.p_clean.argmax(1) if self.rows.classes else noise.best_other)[: len(learned)]
+        predicted = noise.p_clean.argmax(1) if self.rows.classes else noise.best_other
         rates = noise.flip_rates(
             self.z[measured], self.rows.validation[measured], self.rows.checked[measured]
         )
         specs = []
         for number in piece.passes:
             seed = mix_seeds(FRESH, len(self.y), number)
-            control = draw_control(number, learned, len(self.y), edits, usual)
+            control = draw_control(number, learned, len(self.y), edits, predicted[: len(learned)])
             specs += [self._specify(seed, one, learned) for one in (NO_EDITS, edits, control)]
         ids = torch.from_numpy(learned)
         queries = self.x[torch.from_numpy(measured)]
-        y = self.rows.y[measured]
         by_model = []
-        for probabilities, predicted in self.trainer.predict(
-            self.x[ids], self.y[ids], specs, queries
-        ):
-            if self.rows.classes:
-                by_model.append(measure_classes(probabilities, predicted, y, noise, rates))
-            else:
-                numbers = predicted[:, 0] * self.scale[1] + self.scale[0]
-                by_model.append(measure_numbers(numbers, y, noise, rates))
-        wrong = rates if not self.rows.classes else rates.mean(1)
-        values = {name: np.stack([each[name] for each in by_model]) for name in by_model[0]}
-        values[_RATES] = np.tile(wrong, (len(by_model), 1))
+        for probabilities, values in self.predict(self.x[ids], self.y[ids], specs, queries):
+            if not self.rows.classes:
+                values = values * self.scale[1] + self.scale[0]
+            by_model.append(
+                measure_model(probabilities, values, self.rows.y[measured], noise, rates)
+            )
+        measures = {name: np.stack([each[name] for each in by_model]) for name in by_model[0]}
+        wrong = rates.mean(1) if self.rows.classes else rates
+        measures[RATES] = np.tile(wrong, (len(by_model), 1))
         shape = (len(piece.passes), 3, len(measured))
-        return {name: torch.from_numpy(each.reshape(shape)) for name, each in values.items()}
+        return {name: torch.from_numpy(each.reshape(shape)) for name, each in measures.items()}
 
     def _edit_without(self, fold: np.ndarray, inside: np.ndarray) -> tuple[Edits, LabelPosterior]:
         """What happens to the training rows outside of a fold, and the label noise there."""
@@ -491,7 +543,7 @@ class RowLearner:
 
 
 def draw_control(
-    number: int, learned: np.ndarray, count: int, edits: Edits, usual: np.ndarray
+    number: int, learned: np.ndarray, count: int, edits: Edits, predicted: np.ndarray
 ) -> Edits:
     """As many random edits of the rows that are learned; a pass takes the same in every fold.
 
@@ -500,7 +552,7 @@ def draw_control(
         learned: The places of the rows that are learned.
         count: How many training rows there are.
         edits: Those that are judged.
-        usual: What is predicted for each row that is learned: its label where it is relabelled.
+        predicted: The label of each row that is learned where it is relabelled.
     """
     order = np.random.default_rng(mix_seeds(FRESH, CONTROL, number)).permutation(count)
     place = np.full(count, -1)
@@ -509,223 +561,42 @@ def draw_control(
     removed = int(np.isin(edits.removed, learned).sum())
     relabelled = int(np.isin(list(edits.relabelled), learned).sum())
     others = order[removed : removed + relabelled]
-    labels = usual[place[others]].tolist()
+    labels = predicted[place[others]].tolist()
     return Edits(order[:removed], dict(zip(others.tolist(), labels, strict=True)))
 
 
-@dataclass(frozen=True)
-class RowJudgement(Judgement):
-    """A judgement on the rows of tables, images and texts, by networks or an estimator."""
+def measure_model(
+    probabilities: np.ndarray | None,
+    predicted: np.ndarray,
+    y: np.ndarray,
+    noise: LabelPosterior,
+    rates: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """The measures of one model for n rows, each [n].
 
-    prepared: PreparedData
-    rows: Rows  # training rows, then validation rows, with labels that a person corrected
-    recipe: Recipe
-    labels: str  # annotated or observed
-    assignments: int
-    model: JudgingModel | None = None
-    made_from: dict[str, Any] | None = None  # settings that decide the rows and the recipe
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that decides what is measured, as JSON holds it."""
-        digest = hashlib.sha256(repr(sorted(self.fixed.relabelled.items())).encode())
-        for values in (self.fixed.removed, self.rows.y, self.rows.checked):
-            digest.update(np.ascontiguousarray(values).tobytes())
-        settings = {
-            "made_from": self.made_from,
-            "seeds": self.seeds,
-            "assignments": self.assignments if self.nested else 0,
-            "rule": self.rule,
-            "labels": self.labels,
-            "digest": digest.hexdigest(),
+    Arguments:
+        probabilities: Of the classes, [n, classes]; None where there are none.
+        predicted: The predicted classes, or numbers in the units of the label, [n].
+        y: The given labels, [n].
+        noise: The estimated label noise.
+        rates: The flip rates of the rows, [n, classes]; of numbers [n].
+    """
+    if y.dtype.kind == "f":
+        plain = plans.held_out_losses(predicted, y)
+        noisy = plans.held_out_losses(predicted, y, noise, rates)
+        return {
+            ABSOLUTE_ERROR: plain["absolute error"],
+            SQUARED_ERROR: noisy["squared error"],
+            PLAIN + SQUARED_ERROR: plain["squared error"],
         }
-        if self.model is not None:
-            settings["with"] = self.model.describe() | {"resampled": self.resampled}
-        return settings
-
-    @property
-    def nested(self) -> bool:
-        """Whether there is no test file."""
-        return len(self.prepared.parts["test"]) == 0
-
-    @property
-    def rule(self) -> str | None:
-        """The rule that is repeated without each fold."""
-        return self.edits.rule if self.nested else None
-
-    @property
-    def resampled(self) -> bool:
-        """Whether each pass draws a bootstrap sample."""
-        return self.model is not None and not self._tried[0]
-
-    @cached_property
-    def _all_rows(self) -> Rows:
-        """All rows that are learned or measured.
-
-        The rows of a test file count as validation rows: how often their labels are wrong, compared
-        with the others, is estimated, and is not assumed.
-        """
-        if self.nested:
-            return self.rows
-        classes = self.rows.classes
-        if classes:
-            y = self.prepared.y["test"].numpy()
-        else:
-            y = self.prepared.part("test").labels.astype(np.float64)
-        trained = len(self.rows)
-        tested = len(y)
-        x = self.prepared.x["test"].flatten(1).numpy()
-        return Rows.of(
-            np.concatenate([self.rows.x, x]),
-            np.concatenate([self.rows.y, y]),
-            classes,
-            groups=np.concatenate([self.rows.groups, trained + np.arange(tested)]),
-            validation=np.arange(trained + tested) >= trained,
-            checked=np.concatenate([self.rows.checked, np.zeros(tested, dtype=bool)]),
-        )
-
-    @cached_property
-    def _measured(self) -> np.ndarray:
-        rows = self._all_rows
-        return np.ones(len(rows), dtype=bool) if self.nested else rows.validation
-
-    @cached_property
-    def pieces(self) -> list[Piece]:
-        """Without a test file one for each fold, else one for some passes."""
-        if not self.nested:
-            is_small = self.model is None and self.recipe.model in ("linear", "mlp")
-            size = _SEEDS_SIDE_BY_SIDE if is_small else 1
-            passes = tuple(range(self.seeds))
-            starts = range(0, self.seeds, size)
-            return [Piece(passes[start : start + size], self._measured) for start in starts]
-        pieces = []
-        for assignment in range(min(self.assignments, self.seeds)):
-            fold = assign_folds(self._all_rows, FOLDS, mix_seeds(FRESH, _FOLDED, assignment))
-            passes = tuple(range(assignment, self.seeds, self.assignments))
-            pieces += [Piece(passes, fold == number) for number in range(FOLDS)]
-        return pieces
-
-    @cached_property
-    def learner(self) -> RowLearner:
-        """Trains networks, or the user's own estimator."""
-        rows = self._all_rows
-        inputs = self.prepared.x["train"]
-        z = principal_components(rows.x)
-        noise = None
-        if not self.nested:
-            noise = estimate_label_noise(rows, PRIORS[self.labels], z=z)
-        return RowLearner(
-            trainer=self._trainer,
-            rows=rows,
-            x=torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype),
-            y=self.prepared.y["train"],
-            scale=self.prepared.scale,
-            edits=self.fixed,
-            rule=self.rule,
-            labels=self.labels,
-            noise=noise,
-            z=z,
-        )
-
-    @property
-    def _trainer(self) -> Networks | Estimators:
-        if self.model is None:
-            return Networks(self.recipe)
-        return replace(self._estimators, resample=self.resampled)
-
-    @property
-    def _estimators(self) -> Estimators:
-        assert self.model is not None
-        return Estimators(self.model, self.rows.classes, self.prepared.scale)
-
-    @cached_property
-    def _tried(self) -> tuple[bool, list[str]]:
-        """Whether seeds make a difference to the user's own model, and what it warns of."""
-        if self.model is None:
-            return True, []
-        classes = set(self.prepared.y["train"].flatten().tolist())
-        if self.rows.classes and len(self._vanished) >= len(classes) - 1 > 0:
-            raise InvalidInput(
-                "Only one class has instances in training after these edits: there is nothing left "
-                f"to tell apart, and {self.model.name} cannot learn it. Remove fewer."
-            )
-        fold = self.pieces[0].fold
-        trained = len(self.prepared.y["train"])
-        learned = torch.from_numpy(np.flatnonzero(~fold[:trained]))
-        return self._estimators.try_seeds(
-            self.prepared.x["train"][learned].flatten(1).numpy(),
-            self.prepared.y["train"][learned],
-            self._all_rows.x[fold],
-            [mix_seeds(FRESH, trained, number) for number in (0, 1)],
-        )
-
-    @cached_property
-    def fixed(self) -> Edits:
-        """The edits with labels as `rows` has them."""
-        classes = self.prepared.source.classes
-        if classes:
-            number = {name: number for number, name in enumerate(classes)}
-            labels = {id: number.get(label) for id, label in self.edits.relabelled.items()}
-        else:
-            labels = {id: read_learnable(label) for id, label in self.edits.relabelled.items()}
-        unknown = [self.edits.relabelled[id] for id, label in labels.items() if label is None]
-        if unknown:
-            what = "one of the classes" if classes else "a number to learn"
-            raise InvalidInput(
-                f"Some instances were relabelled as '{min(unknown)}', which is not {what}."
-            )
-        return Edits(self.edits.removed, labels)
-
-    @cached_property
-    def _vanished(self) -> list[str]:
-        """The classes that no training row has after the edits."""
-        if not self.rows.classes:
-            return []
-        effects = class_effects(self.prepared.part("train").labels, self.edits)
-        return [effect.name for effect in effects if not effect.left]
-
-    def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
-        """The verdict on what `measure` returns."""
-        rows = self._all_rows
-        measured = self._measured
-        # each row once; which rows share a fold depends on the assignment, and this is the last
-        rates = values.pop(_RATES)[min(self.assignments, self.seeds) - 1, 0]
-        estimator = None if self.model is None else self.model.name
-        names = np.array([*self.prepared.source.classes, ""], dtype=object)
-        labels = names[rows.y[measured]] if rows.classes else rows.y[measured]
-        notes = [
-            warn_of_vanished(self._vanished, labels),
-            *[f"The model warns: {line}" for line in self._tried[1][:1]],
-        ]
-        if set(values) == {ERROR}:
-            notes.append(f"{estimator} has no predict_proba: {NO_PROBABILITIES}.")
-        return reach_verdict(
-            values,
-            self.edits,
-            model=estimator or self.recipe.model,
-            estimator=estimator,
-            groups=rows.groups[measured],
-            per_class=self._compare_classes(values[ERROR]) if rows.classes else [],
-            notes=notes,
-            earlier=earlier,
-            resampled=self.resampled,
-            nested=self.nested,
-            noise=float(rates.mean()),
-        )
-
-    def _compare_classes(self, off: np.ndarray) -> list[dict[str, Any]]:
-        """off: float64 [passes, 3, measured]: 1 where a prediction is not the given label."""
-        y = self._all_rows.y[self._measured]
-        compared = []
-        for number, name in enumerate(self.prepared.source.classes):
-            members = y == number
-            if members.any():
-                compared.append(
-                    {
-                        "class": name,
-                        "count": int(members.sum()),
-                        "before": float(off[:, 0][:, members].mean()),
-                        "after": float(off[:, 1][:, members].mean()),
-                    }
-                )
-        return compared
+    error = (predicted != y).astype(np.float64)
+    if probabilities is None:
+        return {ERROR: error}
+    plain = plans.held_out_losses(probabilities, y)
+    noisy = plans.held_out_losses(probabilities, y, noise, rates)
+    return {
+        ERROR: error,
+        LOG_LOSS: noisy["log loss"],
+        PLAIN + LOG_LOSS: plain["log loss"],
+        PLAIN + BRIER: plain["brier"],
+    }

@@ -1,11 +1,9 @@
 """Which inputs and which models are tried on held-out instances, and which of them is taken."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
@@ -21,7 +19,7 @@ from .features import (
 from .images import ImageEncoder
 from .inputs import Request
 from .job import Job
-from .modality import AS_READ, BOTH, FEATURES, Encoding, Modality, PreparedData
+from .modality import AS_READ, BOTH, FEATURES, Encoding, PreparedData
 from .project_files import read_intact, read_sealed, write_sealed
 from .project_info import Options
 from .tables import TABLE
@@ -35,7 +33,7 @@ from .training import (
 )
 from .user_code import import_function
 
-_SMALLEST_PICTURE = 12  # pixels; a pretrained model sees nothing in a smaller one
+_SMALLEST_IMAGE = 12  # pixels; a pretrained model sees nothing in a smaller one
 _CLEARLY_BETTER = 0.01  # of the loss of what is simpler, ...
 _LEAST_DIFFERENCE = 0.002  # ... and no less than this: near 0 all are good
 _MODELS = ("linear", "mlp")  # the simpler first
@@ -46,14 +44,13 @@ class Candidate:
     """One way to learn the data."""
 
     model: str  # one of MODELS, or custom
-    inputs: str = AS_READ
-    backbone: str | None = None
+    inputs: str = AS_READ  # AS_READ, or with the features of the job's backbone FEATURES or BOTH
 
-    def describe(self, modality: Modality) -> str:
+    def describe(self, job: Job) -> str:
         """In words: "mlp on features of efficientnet-lite0"."""
-        as_read = modality.as_read
-        words = {AS_READ: as_read, FEATURES: f"features of {self.backbone}"}
-        words[BOTH] = f"{as_read} and features of {self.backbone}"
+        as_read = job.prepared.source.modality.as_read
+        features = f"features of {job.backbone}"
+        words = {AS_READ: as_read, FEATURES: features, BOTH: f"{as_read} and {features}"}
         on = words[self.inputs]
         return self.model if on is None else f"{self.model} on {on}"
 
@@ -68,7 +65,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if request.backbone is not None:
         if options.model == "cnn" and request.backbone != NONE:
             raise InvalidInput(
-                f"A cnn learns pictures, not the features of {request.backbone}. Choose "
+                f"A cnn learns images, not the features of {request.backbone}. Choose "
                 f"`model` as linear or mlp, or `backbone` as {NONE}."
             )
         check_backbone(request.backbone, modality)
@@ -81,7 +78,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
         return usual, ""
     if modality.has_text:
         return NONE, f"Learned from tf-idf alone; to try embeddings too: {install_command(usual)}"
-    how = "a small network learns the pictures from scratch, as thumbnails"
+    how = "a small network learns the images from scratch, as thumbnails"
     return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
 
 
@@ -92,22 +89,20 @@ def list_candidates(job: Job) -> list[Candidate]:
     modality = job.prepared.source.modality
     backbone = job.backbone
     requested = request.backbone is not None
-    if options.make is not None and backbone == NONE:
-        return [Candidate("custom")]
     if options.make is not None:
-        return [Candidate("custom", FEATURES, backbone)]
+        return [Candidate("custom", AS_READ if backbone == NONE else FEATURES)]
     if modality.has_images and request.features is None:
-        model = options.model or "mlp"
         if backbone == NONE:
-            tiny = options.model is None and _is_tiny(job.prepared) and not requested
+            tiny = _is_tiny(job.prepared) and not requested
             return [Candidate(options.model or ("mlp" if tiny else "cnn"))]
-        with_features = Candidate(model, FEATURES, backbone)
+        model = options.model or "mlp"
+        with_features = Candidate(model, FEATURES)
         return [with_features] if requested else [with_features, Candidate(model)]
     if modality.has_text and request.features is None:
         model = options.model or "linear"
-        both = [Candidate(model, inputs, backbone) for inputs in (FEATURES, BOTH)]
         if backbone == NONE:
             return [Candidate(model)]
+        both = [Candidate(model, FEATURES), Candidate(model, BOTH)]
         return both if requested else [Candidate(model), *both]
     if options.model is not None:
         return [Candidate(options.model)]
@@ -117,34 +112,9 @@ def list_candidates(job: Job) -> list[Candidate]:
 
 
 def _is_tiny(data: PreparedData) -> bool:
-    """Whether the pictures are too small for a pretrained model."""
+    """Whether the images are too small for a pretrained model."""
     encoder = data.encoder
-    return isinstance(encoder, ImageEncoder) and encoder.shortest_side < _SMALLEST_PICTURE
-
-
-class Encoder:
-    """Makes the inputs of candidates; features are computed once, when they are needed."""
-
-    def __init__(self, job: Job):
-        self._job = job
-        self._features: dict[str, Tensor] = {}
-
-    def __call__(self, candidate: Candidate) -> PreparedData:
-        """The data as the candidate's model learns them."""
-        job = self._job
-        name = candidate.backbone
-        if name is None:
-            return encode(job.prepared, AS_READ)
-        if name not in self._features:
-            self._features[name] = compute_features(
-                job.prepared,
-                name,
-                job.folder,
-                job.info.digest,
-                device=job.device,
-                progress=job.progress,
-            )
-        return encode(job.prepared, candidate.inputs, name, self._features[name])
+    return isinstance(encoder, ImageEncoder) and encoder.shortest_side < _SMALLEST_IMAGE
 
 
 @dataclass(frozen=True)
@@ -160,11 +130,6 @@ class Trial:
         """Its lowest validation loss at any rate."""
         curves = self.search.curves.values()
         return min((min(curve) for curve in curves if np.isfinite(curve).all()), default=np.inf)
-
-
-def add_note(data: PreparedData, note: Any) -> PreparedData:
-    """The data with one more sentence for the report."""
-    return replace(data, notes=[*data.notes, note]) if note else data
 
 
 _FILE = "search.json"
@@ -195,44 +160,54 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         again = _reuse(job, saved)
         if again is not None:
             return again
-    modality = job.prepared.source.modality
-    encoder = Encoder(job)
     trials: list[Trial] = []
-    failure = None
+    features = None  # computed once
+    diverged = None
     for candidate in list_candidates(job):
+        if candidate.inputs != AS_READ and features is None:
+            features = compute_features(
+                job.prepared,
+                job.backbone,
+                job.folder,
+                job.info.digest,
+                device=job.device,
+                progress=job.progress,
+            )
+        data = encode(job.prepared, candidate.inputs, job.backbone, features)
         try:
-            trials.append(_try(job, candidate, encoder(candidate)))
+            trials.append(Trial(candidate, data, _search(job, candidate.model, data)))
         except Diverged as error:
-            failure = error
+            diverged = error
     if not trials:
-        assert failure is not None
-        raise failure
-    taken = trials[0]
+        assert diverged is not None
+        raise diverged
+    best = trials[0]
     for trial in trials[1:]:
-        if trial.loss < taken.loss - max(_CLEARLY_BETTER * taken.loss, _LEAST_DIFFERENCE):
-            taken = trial
+        if trial.loss < best.loss - max(_CLEARLY_BETTER * best.loss, _LEAST_DIFFERENCE):
+            best = trial
+    model = best.candidate.describe(job)
     note = ""
     if len(trials) > 1:
-        losses = ", ".join(f"{t.candidate.describe(modality)} {t.loss:.3f}" for t in trials)
-        note = f"Held-out loss: {losses}. Taken: {taken.candidate.describe(modality)}."
-    recipe = taken.search.recipe
+        losses = ", ".join(f"{trial.candidate.describe(job)} {trial.loss:.3f}" for trial in trials)
+        note = f"Held-out loss: {losses}. Taken: {model}."
+        job.say(note)
+    search = best.search
+    recipe = search.recipe
     kept = KeptSearch(
         recipe=recipe.settings,
-        curves=taken.search.curves,
-        searched_epochs=taken.search.epochs,
-        seconds_per_step=taken.search.seconds_per_step,
-        enlarged=taken.search.enlarged,
-        encoding=taken.data.encoding,
+        curves=search.curves,
+        searched_epochs=search.epochs,
+        seconds_per_step=search.seconds_per_step,
+        enlarged=search.enlarged,
+        encoding=best.data.encoding,
         note=note,
     )
     write_sealed(job.folder / _FILE, kept)
-    if note:
-        job.say(note)
     job.say(
-        f"Model: {taken.candidate.describe(modality)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
-        f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
+        f"Model: {model}, rate {recipe.rate:g}, {recipe.epochs} epochs in batches of "
+        f"{recipe.batch_size} ({_describe_origins(job)})."
     )
-    return replace(job, prepared=add_note(taken.data, note)), taken.search
+    return replace(job, prepared=_add_note(best.data, note)), search
 
 
 def count_trainings(job: Job) -> int:
@@ -241,7 +216,7 @@ def count_trainings(job: Job) -> int:
     return of_each * len(list_candidates(job)) + (job.backbone != NONE)
 
 
-def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
+def _search(job: Job, model: str, data: PreparedData) -> SearchResult:
     """Search a rate on the validation part, or on a fifth of the training part."""
     x, y = data.pair("train")
     held_out = data.pair("validation")
@@ -253,8 +228,8 @@ def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
         held_out = (x[ids], y[ids])
         x = x[learned]
         y = y[learned]
-    found = search_rate(
-        _base_recipe(job, candidate.model, data),
+    return search_rate(
+        _base_recipe(job, model, data),
         x,
         y,
         held_out,
@@ -263,7 +238,6 @@ def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
         seed=job.request.seed,
         progress=job.progress,
     )
-    return Trial(candidate, data, found)
 
 
 def _reuse(job: Job, saved: KeptSearch) -> tuple[Job, SearchResult] | None:
@@ -281,7 +255,11 @@ def _reuse(job: Job, saved: KeptSearch) -> tuple[Job, SearchResult] | None:
         seconds_per_step=saved.seconds_per_step,
         enlarged=saved.enlarged,
     )
-    return replace(job, prepared=add_note(data, saved.note)), found
+    return replace(job, prepared=_add_note(data, saved.note)), found
+
+
+def _add_note(data: PreparedData, note: str) -> PreparedData:
+    return replace(data, notes=[*data.notes, note]) if note else data
 
 
 def lower_rate(job: Job, recipe: Recipe) -> Recipe:

@@ -3,13 +3,12 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas
-import torch
 
 from .._figures import encode_png
 from .._io import digest_file, sync_folder, write_bytes, write_json
@@ -28,7 +27,7 @@ from .job import Job, Say
 from .memory import file_name, is_in_memory, keep_files, store_data
 from .modality import PARTS, Frame, PreparedData, data_digest
 from .model_choice import choose_backbone, count_trainings, find_recipe
-from .project import DIGESTED, LABELS, Project, check_answer, claimed_folder
+from .project import DIGESTED, LABELS, Project, claimed_folder
 from .project_files import INFO, to_json, write_sealed
 from .project_info import CheckedInfo, JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 from .report import write_report
@@ -78,21 +77,21 @@ def clean(
 ) -> Project:
     """Find the training instances that make a model worse.
 
-    The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
-    result. To go on with a call that was stopped, repeat it with the same arguments. One that was
+    The input is never touched. `dross review`, `dross judge` and `dross export` continue from the
+    result. To resume a call that was stopped, repeat it with the same arguments. One that was
     finished scores again if validation labels have been checked on the page since.
 
     Arguments:
-        data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
+        data: a CSV, TSV or Parquet file; a folder of images with one folder per class; or
             module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
             data themselves: a DataFrame, an array, a tensor or a sparse matrix [N, features],
-            pictures as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
+            images as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
             copy of them.
-        label: the column to learn, or, for data themselves, the labels [N]. Pictures in folders
+        label: the column to learn, or, for data themselves, the labels [N]. Images in folders
             need none.
         out: the folder for everything that is found; runs/NAME by default.
         text: the column that holds the text, where instances are texts.
-        images: the column that holds the paths of pictures, where `data` is a table of them.
+        images: the column that holds the paths of images, where `data` is a table of them.
         validation, test: files or folders for these parts; where `data` are data themselves, pairs
             (X, y), or frames with the column `label`. They stay as they are. Without them, every
             row of `data` is examined, and plans are compared on rows that had no part in them.
@@ -104,14 +103,14 @@ def clean(
         na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
         features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
-            are numbers. One row per instance: rows of a table as they stand, pictures sorted by
+            are numbers. One row per instance: rows of a table as they stand, images sorted by
             path; then those of `validation`, then those of `test`.
-        backbone: the pretrained model that looks at pictures or texts: `efficientnet-lite0`,
+        backbone: the pretrained model that looks at images or texts: `efficientnet-lite0`,
             `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
             `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
             models do better on the validation part without it.
         model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
-            of `linear` and `mlp` is better; for pictures and texts, which inputs are.
+            of `linear` and `mlp` is better; for images and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
         labels: how the labels came about. `annotated`: somebody judged each instance, and careful
             people would nearly always agree (topics, objects in images). `observed`: they are what
@@ -154,7 +153,7 @@ def clean(
         validation_is_clean=validation_is_clean,
         labels=labels,
     )
-    asked: dict[str, Any] = {
+    reading: dict[str, Any] = {
         "text": text,
         "images": images,
         "task": task,
@@ -165,24 +164,57 @@ def clean(
         "features": None if features is None else absolute(features),
         "backbone": backbone,
     }
-    call = _Call(
-        options=options,
-        folder=_default_folder(data) if out is None else Path(out),
-        device=choose_device(device),
-        overwrite=overwrite,
-        progress=progress,
-        say=say or (lambda _: None),
-    )
     parts = {"validation": validation, "test": test}
-    if not is_in_memory(data):
-        return call.run(_request_files(data, label, parts, asked))
+    folder = _default_folder(data) if out is None else Path(out)
+    where = choose_device(device)
+    say = say or (lambda _: None)
+    # for data from Python's memory, until the project's folder keeps them
     with TemporaryDirectory(prefix="dross-") as place:
-        request = _request_stored(data, label, parts, asked, Path(place))
-        return call.run(request, kept_in=Path(place))
+        if is_in_memory(data):
+            request = _request_memory(data, label, parts, reading, Path(place))
+        else:
+            request = _request_files(data, label, parts, reading)
+        located = request.located(Path(place))
+        files = digest_inputs(located)  # before they are read: what changes later is noticed
+        prepared = prepare(located)
+        _describe_data(prepared, say)
+        backbone, advice = choose_backbone(request, options, prepared)
+        if advice:
+            say(advice)
+        info = JobInfo(
+            request=request,
+            options=options,
+            digest=data_digest(prepared),
+            input_files=files,
+            model_source=source_digest(make) if make else None,
+        )
+        job = Job(
+            info=info,
+            prepared=prepared,
+            folder=folder,
+            progress=progress,
+            say=say,
+            backbone=backbone,
+            device=where,
+        )
+        say(_describe_labels(job))
+        with claimed_folder(folder, info, overwrite) as finished:
+            if request.memory is not None:
+                keep_files(Path(place), folder)
+            checked = read_checked(folder, prepared)
+            if settle_labels(folder, checked) and finished is not None:
+                say(f"Everything is there already, in {folder}.")
+                return finished
+            if checked:
+                say(checked.describe())
+            with overall_progress("dross clean", _STAGES, show=progress) as stages:
+                project = _run_stages(job, checked, stages)
+            report(project.info.recommendation.numbers, 0)
+            return project
 
 
 def _request_files(
-    data: Any, label: str | None, parts: dict[str, Any], asked: dict[str, Any]
+    data: Any, label: str | None, parts: dict[str, Any], reading: dict[str, Any]
 ) -> Request:
     """The request for a file, a folder or a function."""
     for name, value in {"label": label, **parts}.items():
@@ -192,88 +224,31 @@ def _request_files(
                 "file. Give both as files and columns, or both as data: dross.clean(X, y)."
             )
     paths = {part: absolute(path) for part, path in parts.items() if path is not None}
-    return Request(absolute(data), label, **paths, **asked)
+    return Request(absolute(data), label, **paths, **reading)
 
 
-def _request_stored(
-    data: Any, label: Any, parts: dict[str, Any], asked: dict[str, Any], place: Path
+def _request_memory(
+    data: Any, label: Any, parts: dict[str, Any], reading: dict[str, Any], place: Path
 ) -> Request:
-    """The request for data themselves, which are written under `place` as files."""
-    stored = store_data(data, label, parts, place, text=asked["text"], images=asked["images"])
+    """The request for data from Python's memory, which are written under `place` as files."""
+    stored = store_data(data, label, parts, place, text=reading["text"], images=reading["images"])
     paths = {
         part: file_name(part) if is_in_memory(value) else absolute(value)
         for part, value in parts.items()
         if value is not None
     }
-    found: dict[str, Any] = {
+    reading = reading | {
         "text": stored.text,
         "images": stored.images,
-        "columns": stored.columns | asked["columns"],
+        "columns": stored.columns | reading["columns"],
         "memory": stored.types,
     }
-    return Request(file_name("train"), stored.label, **paths, **(asked | found))
+    return Request(file_name("train"), stored.label, **paths, **reading)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of `clean`, but for the data."""
-
-    options: Options
-    folder: Path
-    device: torch.device
-    overwrite: bool
-    progress: bool
-    say: Say
-
-    def run(self, request: Request, kept_in: Path | None = None) -> Project:
-        """Read the data, claim the folder, and fill it.
-
-        Arguments:
-            request: Which data are read.
-            kept_in: Where data from Python's memory lie as files, until the folder keeps them.
-        """
-        located = request if kept_in is None else request.located(kept_in)
-        files = digest_inputs(located)  # before they are read: what changes later is noticed
-        prepared = prepare(located)
-        _describe_data(prepared, self.say)
-        backbone, advice = choose_backbone(request, self.options, prepared)
-        if advice:
-            self.say(advice)
-        info = JobInfo(
-            request=request,
-            options=self.options,
-            digest=data_digest(prepared),
-            input_files=files,
-            model_source=source_digest(self.options.make) if self.options.make else None,
-        )
-        job = Job(
-            info=info,
-            prepared=prepared,
-            folder=self.folder,
-            progress=self.progress,
-            say=self.say,
-            backbone=backbone,
-            device=self.device,
-        )
-        self.say(_describe_labels(job))
-        with claimed_folder(self.folder, info, self.overwrite) as finished:
-            if kept_in is not None:
-                keep_files(kept_in, self.folder)
-            checked = read_checked(self.folder, prepared)
-            if settle_labels(self.folder, checked) and finished is not None:
-                self.say(f"Everything is there already, in {self.folder}.")
-                return check_answer(finished, info)
-            if checked:
-                self.say(checked.describe())
-            with overall_progress("dross clean", _STAGES, show=self.progress) as stages:
-                project = _run_stages(job, checked, stages)
-            report(project.info.recommendation.numbers, 0)
-            return check_answer(project, info)
-
-
-def absolute(given: str | os.PathLike) -> str:
+def absolute(path: str | os.PathLike) -> str:
     """An absolute path, as a project may be opened from elsewhere; other names stay as they are."""
-    return str(Path(given).resolve()) if os.path.exists(given) else str(given)
+    return str(Path(path).resolve()) if os.path.exists(path) else str(path)
 
 
 def _default_folder(data: Any) -> Path:
@@ -299,23 +274,20 @@ def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
 
 def _describe_data(prepared: PreparedData, say: Say) -> None:
     source = prepared.source
-    what = (
-        f"{len(source.classes)} classes of '{source.label}'"
-        if source.classes
-        else f"the number '{source.label}'"
-    )
-    given = [part for part in PARTS[1:] if len(prepared.parts[part])]
-    others = "".join(f", {len(prepared.parts[part]):,} for {part}" for part in given)
-    count = len(prepared.parts["train"])
-    say(f"{count:,} instances ({source.modality.name}), {what}{others}.")
+    what = f"the number '{source.label}'"
+    if source.classes:
+        what = f"{len(source.classes)} classes of '{source.label}'"
+    sizes = {part: len(ids) for part, ids in prepared.parts.items()}
+    others = "".join(f", {sizes[part]:,} for {part}" for part in PARTS[1:] if sizes[part])
+    say(f"{sizes['train']:,} instances ({source.modality.name}), {what}{others}.")
     for note in prepared.notes:
         say(note)
 
 
 def _describe_labels(job: Job) -> str:
     """Which kind of labels is taken for granted, and what it changes."""
-    assumed = "" if job.options.labels else "assumed, change it with "
-    how = f" ({assumed}`labels` as {other_kind(job.labels)})" if assumed else ""
+    other = "observed" if job.labels == "annotated" else "annotated"
+    how = "" if job.options.labels else f" (assumed, change it with `labels` as {other})"
     if job.labels == "annotated":
         return (
             f"Labels: annotated{how}. Somebody judged each instance, and careful people would "
@@ -327,12 +299,7 @@ def _describe_labels(job: Job) -> str:
     )
 
 
-def other_kind(labels: str) -> str:
-    """The kind of labels that was not assumed."""
-    return "observed" if labels == "annotated" else "annotated"
-
-
-# --- writing the project ---
+# --- writing the project --------------------------------------------------------------------------
 
 
 def write_project(
@@ -358,7 +325,7 @@ def write_project(
     _write_content(folder, job.prepared)
     write_bytes(folder / COPIES, join_content(copies).to_parquet())
     write_bytes(folder / LABELS, outcome.labels.to_parquet())
-    _write_pictures(folder / "pictures", job.prepared, outcome, copies)
+    _write_thumbnails(folder / "pictures", job.prepared, outcome, copies)
     write_json(folder / "why.json", to_json(outcome.why))
     source = job.prepared.source
     info = ProjectInfo(
@@ -450,8 +417,10 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
-def _write_pictures(folder: Path, prepared: PreparedData, outcome: Outcome, copies: Copies) -> None:
-    """Small copies of every training picture, and of others that lists and reasons point at."""
+def _write_thumbnails(
+    folder: Path, prepared: PreparedData, outcome: Outcome, copies: Copies
+) -> None:
+    """Small copies of every training image, and of others that lists and reasons point at."""
     if prepared.root is None:
         return
     labels = outcome.labels

@@ -2,7 +2,7 @@
 
 project.json          what was read, how it was split and trained, what is suggested
 instances.parquet     one row per training instance: its label, its scores, what the models say
-content.parquet       what each training instance looks like: columns, text, or name of a picture
+content.parquet       what each training instance looks like: columns, text, or file name of an image
 validation.parquet    the same for the validation instances, with their labels
 copies.parquet        what is in the training part twice, or in another part as well
 labels.parquet        the labels that a person may check: of the validation file, else of all rows
@@ -10,7 +10,7 @@ tokens.parquet        for chats: the tokens of each example, and the effect of e
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 data/                 the data themselves, where they came from Python and not as a file
-pictures/             small copies of the pictures: train-000012.png, validation-000003.png
+pictures/             small copies of the images: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
@@ -18,7 +18,7 @@ report.html, scores.parquet, scores.csv
 
 checked.json          the labels that a person had checked when this was made
 checks.json           the labels that were drawn for a check, with their weights
-begun.json            what dross clean was asked for; without project.json it has not finished
+begun.json            the job of dross clean; without project.json it has not finished
 dross.lock            while dross clean works
 
 project.json is written last. It has the digests of the tables and of why.json, and one of itself.
@@ -26,7 +26,7 @@ project.json is written last. It has the digests of the tables and of why.json, 
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,10 +41,11 @@ from .decisions import TRAIN, Decision, Decisions
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
 from .explain import Reasons
+from .features import encode_again
 from .findings import show_project
-from .inputs import Request, check_output_folder, input_paths
+from .inputs import Request, check_output_folder, digest_inputs, input_paths, prepare
 from .memory import FOLDER as DATA
-from .modality import PARTS, Frame, Modality
+from .modality import PARTS, Frame, Modality, PreparedData, data_digest
 from .plans import PlanResult, draw_plans, list_measures
 from .project_files import (
     BEGUN,
@@ -63,6 +64,8 @@ from .project_files import (
 )
 from .project_info import JobInfo, ProjectInfo
 from .task import TASKS, Task
+from .training import Recipe
+from .user_code import import_function, source_digest
 
 if TYPE_CHECKING:
     from .export import Exported
@@ -178,7 +181,7 @@ class Project:
 
         Returns:
             A pandas.DataFrame [N] in the order of `table`: the columns of a table, the column
-            `text`, or the column `path` of pictures.
+            `text`, or the column `path` of images.
 
         Raises:
             CorruptFile: the file is missing, cannot be read, or is not as it was written.
@@ -188,7 +191,7 @@ class Project:
     @cached_property
     def tokens(self) -> Frame:
         """For chats, the columns texts and effects, which hold lists. Effects add up to the
-        example's score; they are nan for tokens that are not learnt. Raises as `content`.
+        example's score; they are nan for tokens that are not learned. Raises as `content`.
         """
         return self._table(TOKENS)
 
@@ -273,14 +276,14 @@ class Project:
         return self._reasons.get(id, Reasons())
 
     def picture(self, part: str, id: int) -> bytes | None:
-        """A small copy of an instance's picture.
+        """A small copy of an instance's image.
 
         Arguments:
             part: `train`, `validation` or `test`; of the test part only copies are kept.
             id: the place of the instance in that part.
 
         Returns:
-            The bytes of a PNG file; None where there is no such picture.
+            The bytes of a PNG file; None where there is no such image.
         """
         path = self.folder / "pictures" / f"{part}-{id:06d}.png"
         return path.read_bytes() if part in PARTS and path.is_file() else None
@@ -359,7 +362,6 @@ class Project:
 
         Raises:
             InvalidInput: the port is taken.
-            InputChanged: code of `trust_code` has changed since `dross.clean`.
         """
         importlib.import_module(_PAGE).serve(self, **options)
 
@@ -381,7 +383,7 @@ class Project:
             texts. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
 
         Raises:
-            InvalidInput: there is nothing to apply, or the data are pictures in a folder or came from
+            InvalidInput: there is nothing to apply, or the data are images in a folder or came from
                 a function.
             InputChanged: the data have changed since `dross.clean`.
         """
@@ -402,7 +404,72 @@ class Project:
         return read_table(self.folder / name, self.info.digests.get(name))
 
 
-# --- the folder of a project that is being made ---
+# --- its input, read again ------------------------------------------------------------------------
+
+_RESTORE = "Put it back as it was, or run dross clean again."
+
+
+def needed_code(project: Project, *, needs_model: bool = True) -> list[str]:
+    """The `module:function`s that `reopen_inputs` imports."""
+    options, request = project.info.options, project.request
+    model = options.make if options is not None and needs_model else None
+    return [*([request.data] if request.is_code else []), *([model] if model else [])]
+
+
+def reopen_inputs(
+    project: Project, trust_code: Sequence[str] = (), *, needs_model: bool = True
+) -> tuple[PreparedData, Recipe]:
+    """Read the input once more, and make the recipe of the models.
+
+    Arguments:
+        project: The project.
+        trust_code: The `module:function`s that may be imported. The project's own word is not
+            enough.
+        needs_model: Whether the recipe is to build models. If not, no code is needed for them.
+
+    Raises:
+        InvalidInput: the project needs code that `trust_code` does not name.
+        InputChanged: the input, or the code, has changed since `dross clean` read it.
+    """
+    info = project.info
+    assert info.training is not None and info.options is not None  # only chats have none
+    needed = needed_code(project, needs_model=needs_model)
+    missing = [entry for entry in needed if entry not in trust_code]
+    if missing:
+        raise InvalidInput(
+            f"{project.folder} was made with code that is not a part of dross, and using it runs "
+            f"that code: {', '.join(missing)}. Read it. If you trust it, pass it as `trust_code`: "
+            f"{', '.join(needed)}."
+        )
+    compare_digests(project, digest_inputs(project.request))
+    prepared = prepare(project.request)
+    if data_digest(prepared) != info.digest:
+        raise InputChanged(f"{info.request.data} has changed since dross clean read it. {_RESTORE}")
+    prepared = encode_again(prepared, info.training.encoding, project.folder, info.digest)
+    function = None
+    if needs_model and info.options.make is not None:
+        function = import_function(info.options.make)
+        if source_digest(info.options.make) != info.model_source:
+            raise InputChanged(f"The module of {info.options.make} has changed. {_RESTORE}")
+    return prepared, Recipe(**vars(info.training.recipe), make=function)
+
+
+def compare_digests(project: Project, found: dict[str, str]) -> None:
+    """Refuse input files that are not, byte for byte, those that `dross clean` read.
+
+    Raises:
+        InputChanged: one of them has changed.
+    """
+    for name, digest in found.items():
+        if project.info.input_files.get(name) != digest:
+            path = getattr(project.request, name, name)
+            raise InputChanged(
+                f"{path} has changed since dross clean read it, if only in a column or a file "
+                f"that is not learned from. {_RESTORE}"
+            )
+
+
+# --- the folder of a project that is being made ---------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -432,27 +499,22 @@ def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Pro
     check_encodable(str(folder))
     if info.request.memory is None:  # else the folder itself keeps the inputs
         check_output_folder(folder, input_paths(info.request))
-    _check_ownership(folder)
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise DrossError(f"{folder} cannot be created: {error.strerror or error}.") from error
-    with hold_lock(folder / LOCK, f"the folder {folder}"):
-        _check_ownership(folder)
-        delete_stale_files(folder)
-        finished = _enter(folder, info, overwrite)
-        if finished is None:
-            write_sealed(folder / BEGUN, Begun(info.job))
-        yield finished
-
-
-def _check_ownership(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"{folder} is a file. Choose a folder with `out`.")
     if _names(folder) and _find_job(folder) is None:
         raise InvalidInput(
             f"{folder} exists and was not made by dross. Choose another folder with `out`."
         )
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise DrossError(f"{folder} cannot be created: {error.strerror or error}.") from error
+    with hold_lock(folder / LOCK, f"the folder {folder}"):
+        delete_stale_files(folder)
+        finished = _enter(folder, info, overwrite)
+        if finished is None:
+            write_sealed(folder / BEGUN, Begun(info.job))
+        yield finished
 
 
 def _names(folder: Path) -> set[str]:
@@ -499,17 +561,3 @@ def _open_whole(folder: Path) -> Project | None:
     except DrossError:
         return None
     return project if all((folder / name).exists() for name in _FOR_PEOPLE) else None
-
-
-def check_answer(project: Project, info: JobInfo) -> Project:
-    """Refuse results that are not those of this job, before they are reported as its own.
-
-    Raises:
-        InputChanged: another process has written to the folder.
-    """
-    if project.info.job != info.job:
-        raise InputChanged(
-            f"{project.folder} holds the results of other data or settings: another process has "
-            f"written to it in the meantime. Choose another folder with `out`."
-        )
-    return project

@@ -61,38 +61,32 @@ def is_written_by_dross(name: str) -> bool:
     return bool(_WRITTEN.fullmatch(name) or _DECISIONS.fullmatch(name) or name == LOCK)
 
 
-def delete_written(folder: Path, under: str = "") -> None:
+def delete_written(folder: Path, under: str = "", names: re.Pattern[str] = _WRITTEN) -> None:
     """Delete what dross wrote into a project's folder, or into one folder in it.
 
     Decisions, begun.json and all files that dross cannot name stay. Nothing is followed through a
     link. project.json is the first to go: without it the rest is known to be unfinished.
 
-    Raises:
-        DrossError: something cannot be deleted.
-    """
-    try:
-        if not under:
-            (folder / INFO).unlink(missing_ok=True)
-        for name in list(_walk(folder, under)):
-            if name != BEGUN and _WRITTEN.fullmatch(_without_temporary(name)):
-                (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise DrossError(f"{folder} cannot be emptied: {error}.") from error
-    _delete_empty_folders(folder, under)
-
-
-def delete_named(folder: Path, names: re.Pattern[str]) -> None:
-    """Delete files of a project's folder whose names match; nothing is followed through a link.
+    Arguments:
+        folder: Of the project.
+        under: A folder in it.
+        names: Of the files, relative to the project; by default everything.
 
     Raises:
         DrossError: something cannot be deleted.
     """
     try:
-        for name in list(_walk(folder, "")):
-            if names.fullmatch(name):
+        for name in sorted(_walk(folder, under), key=lambda name: name != INFO):
+            path = PurePosixPath(name)  # of a temporary file, what it was going to be
+            final = path.with_name(intended_name(path.name) or path.name).as_posix()
+            if final != BEGUN and names.fullmatch(final):
                 (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise DrossError(f"{folder} cannot be emptied: {error}.") from error
+    for place, _, _ in os.walk(folder / under, topdown=False):
+        if _FOLDERS.fullmatch(Path(place).relative_to(folder).as_posix()):
+            with suppress(OSError):  # somebody else's files are in it
+                Path(place).rmdir()
 
 
 def delete_stale_files(folder: Path) -> None:
@@ -127,26 +121,12 @@ def _walk(folder: Path, under: str) -> Iterator[str]:
                 yield path.relative_to(folder).as_posix()
 
 
-def _without_temporary(name: str) -> str:
-    """The name of the file that a temporary one was going to be."""
-    path = PurePosixPath(name)
-    return path.with_name(intended_name(path.name) or path.name).as_posix()
-
-
-def _delete_empty_folders(folder: Path, under: str) -> None:
-    for place, _, _ in os.walk(folder / under, topdown=False):
-        name = Path(place).relative_to(folder).as_posix()
-        if _FOLDERS.fullmatch(name):
-            with suppress(OSError):  # somebody else's files are in it
-                Path(place).rmdir()
-
-
 def explain_missing(folder: Path) -> str:
     """Why a folder has no project.json, and what to do."""
     if not folder.exists():
         return f"There is no folder {folder}. Run dross clean first."
     if (folder / BEGUN).exists():
-        return f"dross clean has not finished in {folder}. Run the same command again to go on."
+        return f"dross clean has not finished in {folder}. Run the same command again to resume."
     return (
         f"{folder} is not a folder that `dross clean` made: {INFO} is missing. "
         "Run dross clean first."

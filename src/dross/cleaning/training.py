@@ -30,6 +30,22 @@ _HIDDEN = 64
 _MIN_BATCH_SIZE = 16
 _MAX_BATCH_SIZE = 1024
 _STEPS_PER_EPOCH = 30  # that the default batch size aims at
+_MAX_BYTES_SIDE_BY_SIDE = 256 << 20
+_INSTANCES_AT_ONCE = 4096
+# Convolutions gain nothing from running side by side; the others draw random numbers or keep state
+_LAYERS_TRAINED_ALONE = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Dropout,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+MAX_SEARCHED_INSTANCES = 5_000
+# At larger rates the scores, which are first-order estimates, can be no better than chance.
+_SEARCHED_RATES = (0.1, 0.03, 0.01, 0.003)
+SEARCHED_EPOCHS = (10, 30)
+_ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
 
 Pair = tuple[Tensor, Tensor]  # inputs [N, ...] and targets [N] or [N, 1]
 
@@ -49,7 +65,7 @@ class RecipeSettings:
 
 @dataclass(frozen=True)
 class Recipe(RecipeSettings):
-    """What it takes to train a model."""
+    """Everything that it takes to train a model."""
 
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
     device: str = "cpu"  # where it is trained; a project can be trained again on any other
@@ -82,10 +98,6 @@ class Recipe(RecipeSettings):
         """The loss, one number per instance."""
         return find_loss(self.loss)[1]
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every instance, [K, N], given the outputs of K models, [K, N, outputs]."""
-        return torch.stack([self.loss_function(of_one_model, y) for of_one_model in outputs])
-
     @property
     def settings(self) -> RecipeSettings:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""
@@ -107,7 +119,7 @@ def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module
         )
     if len(inputs) != 3:
         raise InvalidInput(
-            f"A cnn takes pictures, not inputs of shape {inputs}. Choose linear or mlp."
+            f"A cnn takes images, not inputs of shape {inputs}. Choose linear or mlp."
         )
     channels, height, width = inputs
     return nn.Sequential(
@@ -128,22 +140,7 @@ def default_batch_size(count: int) -> int:
     return int(min(_MAX_BATCH_SIZE, max(_MIN_BATCH_SIZE, wanted)))
 
 
-MAX_SEARCHED_INSTANCES = 5_000
-# At larger rates the scores, which are first-order estimates, can be no better than chance.
-_SEARCHED_RATES = (0.1, 0.03, 0.01, 0.003)
-SEARCHED_EPOCHS = (10, 30)
-_ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
-_MAX_BYTES_SIDE_BY_SIDE = 256 << 20
-_INSTANCES_AT_ONCE = 4096
-# Convolutions gain nothing from running side by side; the others draw random numbers or keep state
-_LAYERS_TRAINED_ALONE = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.Dropout,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-)
+# --- many models at once --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,7 @@ class TrainedModels:
         return next(iter(self.parameters.values())).device
 
     def outputs(self, x: Tensor) -> Tensor:
-        """What each model says of N instances, in eval mode: [K, N, outputs], on the CPU."""
+        """The outputs of each model for N instances, in eval mode: [K, N, outputs], on the CPU."""
         self.model.eval()
         stacked = {**self.parameters, **self.buffers}
         count = len(next(iter(self.parameters.values())))
@@ -220,11 +217,11 @@ def train_many(
             chunks.append(train(chunk))
     if len(chunks) == 1:
         return chunks[0]
-    join = lambda tensors: {name: torch.cat([t[name] for t in tensors]) for name in tensors[0]}
+    first = chunks[0]
     return TrainedModels(
-        chunks[0].model,
-        join([chunk.parameters for chunk in chunks]),
-        join([chunk.buffers for chunk in chunks]),
+        first.model,
+        {name: torch.cat([c.parameters[name] for c in chunks]) for name in first.parameters},
+        {name: torch.cat([c.buffers[name] for c in chunks]) for name in first.buffers},
     )
 
 
@@ -383,24 +380,52 @@ def search_rate(
     Raises:
         Diverged: Training diverges at every rate.
     """
-    if len(x) > MAX_SEARCHED_INSTANCES:
-        return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
-    specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
+    rates = rates or _SEARCHED_RATES
     tried: list[int] = [*SEARCHED_EPOCHS] if epochs is None else [epochs]
-    curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
+    searched = recipe
+    per_epoch = recipe.steps_per_epoch(len(x))
+    if len(x) > MAX_SEARCHED_INSTANCES:
+        size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
+        searched = replace(recipe, batch_size=size)
+        if epochs is not None:
+            as_long = -(-epochs * per_epoch // searched.steps_per_epoch(MAX_SEARCHED_INSTANCES))
+            tried = [min(as_long, SEARCHED_EPOCHS[-1])]
+        x, y = _sample((x, y), MAX_SEARCHED_INSTANCES, seed)
+        validation = _sample(validation, MAX_SEARCHED_INSTANCES // 4, seed)
+    searched_per_epoch = searched.steps_per_epoch(len(x))
+    specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in rates]
+    curves: dict[float, list[float]] = {rate: [] for rate in rates}
     started = time.monotonic()
     for count in tried:
-        what = f"looking for a rate ({count} epochs)"
         trained = train_many(
-            replace(recipe, epochs=count), x, y, specs, what=what, progress=progress
+            replace(searched, epochs=count),
+            x,
+            y,
+            specs,
+            what=f"choosing a learning rate ({count} epochs)",
+            progress=progress,
         )
-        losses = recipe.losses(trained.outputs(validation[0]), validation[1]).mean(1)
-        for spec, loss in zip(specs, losses.tolist(), strict=True):
-            curves[spec.rate].append(loss)
-    rate, best_epochs = _choose_rate(curves, tried)
-    steps = sum(tried) * recipe.steps_per_epoch(len(x))
-    seconds = (time.monotonic() - started) / steps
-    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves, tried, seconds)
+        outputs = trained.outputs(validation[0])
+        losses = torch.stack([recipe.loss_function(each, validation[1]) for each in outputs])
+        for rate, loss in zip(rates, losses.mean(1).tolist(), strict=True):
+            curves[rate].append(loss)
+    seconds = time.monotonic() - started
+    rate, best = _choose_rate(curves, tried)
+    as_long = max(1, -(-best * searched_per_epoch // per_epoch))
+    return SearchResult(
+        replace(recipe, rate=rate, epochs=epochs or as_long),
+        curves,
+        tried,
+        seconds_per_step=seconds / (sum(tried) * searched_per_epoch),
+        enlarged=recipe.batch_size / searched.batch_size,
+    )
+
+
+def _sample(pair: Pair, size: int, seed: int) -> Pair:
+    """The inputs and targets of some instances, drawn at random."""
+    order = np.random.default_rng(seed).permutation(len(pair[1]))
+    ids = torch.from_numpy(order[:size])
+    return pair[0][ids], pair[1][ids]
 
 
 def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[float, int]:
@@ -423,38 +448,3 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
     limit = _ABOUT_AS_GOOD * min(losses.values())
     good = [pair for pair, loss in losses.items() if loss <= limit]
     return min(good, key=lambda pair: (round(pair[0] * pair[1], 12), pair[0]))
-
-
-def _search_on_sample(
-    recipe: Recipe,
-    x: Tensor,
-    y: Tensor,
-    validation: Pair,
-    rates: Sequence[float] | None,
-    epochs: int | None,
-    seed: int,
-    progress: bool,
-) -> SearchResult:
-    def sample(count: int, size: int) -> Tensor:
-        return torch.from_numpy(np.random.default_rng(seed).permutation(count))[:size]
-
-    train_ids = sample(len(y), MAX_SEARCHED_INSTANCES)
-    validation_ids = sample(len(validation[1]), MAX_SEARCHED_INSTANCES // 4)
-    batch_size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
-    small = replace(recipe, batch_size=batch_size)
-    per_epoch = small.steps_per_epoch(MAX_SEARCHED_INSTANCES)
-    whole_per_epoch = recipe.steps_per_epoch(len(x))
-    as_long = None if epochs is None else -(-epochs * whole_per_epoch // per_epoch)
-    found = search_rate(
-        small,
-        x[train_ids],
-        y[train_ids],
-        (validation[0][validation_ids], validation[1][validation_ids]),
-        rates=rates,
-        epochs=None if as_long is None else min(as_long, SEARCHED_EPOCHS[-1]),
-        seed=seed,
-        progress=progress,
-    )
-    enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
-    whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
-    return replace(found, recipe=whole, enlarged=recipe.batch_size / small.batch_size)

@@ -7,7 +7,7 @@ what a project's folder says is never enough.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,33 +68,13 @@ def source_digest(entry: str) -> str:
     return "" if path is None else digest_file(Path(path))
 
 
-def check_trusted(entries: Sequence[str], trusted: Sequence[str], folder: Path) -> None:
-    """Refuse code that a project names, unless the caller names it again.
-
-    Arguments:
-        entries: The functions that are about to be imported.
-        trusted: Those that the caller names.
-        folder: The project's, for the message.
-
-    Raises:
-        InvalidInput: one of them is not named.
-    """
-    missing = [entry for entry in entries if entry not in trusted]
-    if missing:
-        raise InvalidInput(
-            f"{folder} was made with code that is not a part of dross, and using it runs that "
-            f"code: {', '.join(missing)}. Read it. If you trust it, pass it as `trust_code`: "
-            f"{', '.join(entries)}."
-        )
-
-
 def prepare_from_python(entry: str, label: str) -> PreparedData:
     """Take a data set from a function of the user's own.
 
     Arguments:
         entry: `module:function`. The function returns {"train": (x, y)} as tensors or arrays, and
             optionally "validation" and "test" likewise, and "classes", the names of the classes.
-        label: The name of what is learnt.
+        label: The name of what is learned.
     """
     returned = import_function(entry)()
     if not isinstance(returned, dict) or "train" not in returned:
@@ -112,7 +92,8 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
     else:
         labels = _name_classes(labels, [str(name) for name in returned.get("classes", [])], entry)
     sizes = [len(targets) for targets in y.values()]
-    parts = dict(zip(PARTS, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), strict=True))
+    ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    parts: dict[str, np.ndarray] = dict(zip(PARTS, ids, strict=True))
     places = np.concatenate([np.arange(size) for size in sizes])
     source = Source(CUSTOM, label, _content(list(x.values())), labels, places, "place")
     source.check_learnable()

@@ -9,7 +9,7 @@ for the worse. An edit helps if it does more than that.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from scipy.stats import t
 
 from .edits import BY_DECISIONS, ChosenEdits
 from .findings import name_some
-from .plans import Edits
 
 ERROR = "error"
 LOG_LOSS = "log loss"
@@ -28,12 +27,11 @@ IMPROVED = "improved"
 WORSE = "worse"
 INCONCLUSIVE = "inconclusive"
 
-FALSE_ALARMS = (
-    0.025  # "improved" for random removals, at most; see benchmarks/outcome/false_alarms.py
-)
-NO_PROBABILITIES = "only its errors are compared"
+# "improved" for random removals, at most; see benchmarks/outcome/false_alarms.py
+FALSE_ALARMS = 0.025
 
 PLAIN = "plain "  # before the names of measures that count every given label as right
+RATES = "rates"  # not a measure: the estimated share of wrong labels, of each row
 _COVERED = 0.975  # of both sides: intervals of 95 %
 _VERDICTS_BEFORE_WARNING = 3
 _SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word
@@ -114,12 +112,12 @@ class Verdict:
     verdict: str
     sentence: str
     settle: str
-    model: str = ""
-    resampled: bool = False
-    plain: dict[str, Comparison] = field(default_factory=dict)
-    nested: bool = False
-    rows: int = 0
-    noise: float = 0.0
+    model: str
+    resampled: bool
+    plain: dict[str, Comparison]
+    nested: bool
+    rows: int
+    noise: float
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
@@ -152,6 +150,21 @@ class Verdict:
         from .._text import render
 
         return render("verdict.html", verdict=self.to_json())
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is compared: everything that a verdict reports besides the figures."""
+
+    edits: ChosenEdits
+    model: str  # which model judges
+    is_estimator: bool = False  # whether it is the user's own
+    groups: np.ndarray | None = None  # the group of each measured row, as for `compare_metric`
+    classes: Sequence[str] = ()  # their names; none for a regression
+    labels: np.ndarray | None = None  # the class of each measured row, by name
+    notes: Sequence[str] = ()  # sentences for `Verdict.settle`
+    resampled: bool = False  # as in `Verdict`
+    nested: bool = False
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -259,37 +272,19 @@ def decide_verdict(metrics: Mapping[str, Comparison], read: Comparison | None = 
     return INCONCLUSIVE
 
 
-def reach_verdict(
-    values: Mapping[str, np.ndarray],
-    edits: ChosenEdits,
-    *,
-    model: str,
-    estimator: str | None = None,
-    groups: np.ndarray | None = None,
-    per_class: Sequence[dict[str, Any]] = (),
-    notes: Sequence[str] = (),
-    earlier: int = 0,
-    resampled: bool = False,
-    nested: bool = False,
-    noise: float = 0.0,
-) -> Verdict:
+def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: int = 0) -> Verdict:
     """Compare what was measured, decide, and say so.
 
     Arguments:
         values: Each measure as for `compare_metric`; those whose names begin with PLAIN do not
-            decide alone.
-        edits: What is judged.
-        model: Which model judged.
-        estimator: Its name, if it is the user's own.
-        groups: The group of each row, as for `compare_metric`.
-        per_class: As in `Verdict`.
-        notes: Sentences for `Verdict.settle`.
+            decide alone. RATES may be among them.
+        setup: What was compared.
         earlier: How many verdicts there are already.
-        resampled: As in `Verdict`.
-        nested: As in `Verdict`.
-        noise: As in `Verdict`.
     """
-    compared = {name: compare_metric(each, groups) for name, each in values.items()}
+    edits = setup.edits
+    groups = setup.groups
+    measures = {name: each for name, each in values.items() if name != RATES}
+    compared = {name: compare_metric(each, groups) for name, each in measures.items()}
     plain = {
         name.removeprefix(PLAIN): each for name, each in compared.items() if name.startswith(PLAIN)
     }
@@ -297,28 +292,11 @@ def reach_verdict(
     read = None
     if LOG_LOSS in plain:
         read = compare_metric(best_reading(values[LOG_LOSS], values[PLAIN + LOG_LOSS]), groups)
-    verdict = decide_verdict(metrics, read)
-    if verdict == IMPROVED and nested and edits.ranked:
-        verdict = INCONCLUSIVE  # the models that measure helped to choose the list
-    seeds, _, rows = next(iter(values.values())).shape
-    sentence = describe_verdict(
-        verdict,
-        metrics,
-        edits,
-        seeds,
-        estimator,
-        resampled=resampled,
-        nested=nested,
-        rows=rows,
-        noise=noise,
-    )
-    settle = [
-        advise(verdict, metrics, seeds, rows),
-        describe_plain(plain, metrics),
-        *notes,
-        warn_of_sight(edits) if nested else warn_of_reuse(earlier),
-    ]
-    return Verdict(
+    decided = decide_verdict(metrics, read)
+    if decided == IMPROVED and setup.nested and edits.ranked:
+        decided = INCONCLUSIVE  # the models that measure helped to choose the list
+    seeds, _, rows = next(iter(measures.values())).shape
+    verdict = Verdict(
         made=time.strftime("%Y-%m-%d %H:%M"),
         what=edits.what,
         removed=len(edits.removed),
@@ -326,67 +304,81 @@ def reach_verdict(
         seeds=seeds,
         metrics=metrics,
         plain=plain,
-        per_class=list(per_class),
-        verdict=verdict,
-        sentence=sentence,
-        settle=" ".join(filter(None, settle)),
-        model=model,
-        resampled=resampled,
-        nested=nested,
+        per_class=_compare_classes(values[ERROR], setup) if setup.classes else [],
+        verdict=decided,
+        sentence="",
+        settle="",
+        model=setup.model,
+        resampled=setup.resampled,
+        nested=setup.nested,
         rows=rows,
-        noise=noise,
+        # each row once: passes that share an assignment of rows to folds have the same rates
+        noise=float(values[RATES][1, 0].mean()) if RATES in values else 0.0,
     )
+    notes = [
+        advise(decided, metrics, seeds, rows),
+        describe_plain(plain, metrics),
+        *setup.notes,
+        warn_of_sight(edits) if setup.nested else warn_of_reuse(earlier),
+    ]
+    if setup.is_estimator and set(compared) == {ERROR}:
+        notes.insert(-1, f"{setup.model} has no predict_proba: only its errors are compared.")
+    sentence = describe_verdict(verdict, setup.model if setup.is_estimator else "The model")
+    return replace(verdict, sentence=sentence, settle=" ".join(filter(None, notes)))
+
+
+def _compare_classes(off: np.ndarray, setup: Setup) -> list[dict[str, Any]]:
+    """The error of each class that was measured.
+
+    off: [passes, 3, rows]: 1 where a prediction is not the given label.
+    """
+    compared = []
+    for name in setup.classes:
+        members = setup.labels == name
+        if members.any():
+            compared.append(
+                {
+                    "class": name,
+                    "count": int(members.sum()),
+                    "before": float(off[:, 0][:, members].mean()),
+                    "after": float(off[:, 1][:, members].mean()),
+                }
+            )
+    return compared
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def describe_verdict(
-    verdict: str,
-    metrics: Mapping[str, Comparison],
-    edits: Edits,
-    seeds: int,
-    model: str | None = None,
-    *,
-    resampled: bool = False,
-    nested: bool = False,
-    rows: int = 0,
-    noise: float = 0.0,
-) -> str:
-    """The verdict with its figures, as one sentence.
-
-    model: the name of the user's own, if it judged; the others as in `Verdict`.
-    """
-    model = model or "The model"
+def describe_verdict(verdict: Verdict, model: str) -> str:
+    """The verdict with its figures, as one sentence that begins with the model."""
     opening = {
         IMPROVED: f"{model} improved",
         WORSE: f"{model} got worse",
         INCONCLUSIVE: f"{model} did not change beyond chance",
-    }[verdict]
-    done = []
-    if len(edits.removed):
-        done.append(f"{len(edits.removed):,} removed")
-    if edits.relabelled:
-        done.append(f"{len(edits.relabelled):,} relabelled")
-    changes = "; ".join(describe_metric(name, metric) for name, metric in metrics.items())
-    where = ""
-    if rows:
-        where = f" on {rows:,} test rows"
-        if nested:
-            where = f" on all {rows:,} rows, each measured by models that did not see it"
-    over = f"{seeds} passes with fresh seeds"
-    if resampled:
-        over = (
-            f"{seeds} bootstrap samples of the training rows (the model learns the same with every "
-            "seed)"
+    }[verdict.verdict]
+    edits = []
+    if verdict.removed:
+        edits.append(f"{verdict.removed:,} removed")
+    if verdict.relabelled:
+        edits.append(f"{verdict.relabelled:,} relabelled")
+    changes = "; ".join(describe_metric(name, metric) for name, metric in verdict.metrics.items())
+    where = f"{verdict.rows:,} test rows"
+    if verdict.nested:
+        where = f"all {verdict.rows:,} rows, each measured by models that did not see it"
+    passes = f"{verdict.seeds} passes with fresh seeds"
+    if verdict.resampled:
+        passes = (
+            f"{verdict.seeds} bootstrap samples of the training rows (the model learns the same "
+            "with every seed)"
         )
-    counted = ""
-    if noise > _SMALL_NOISE and LOG_LOSS in metrics:
-        counted = (
-            f" The log loss takes into account that about {100 * noise:.0f} % of these labels are "
-            "wrong."
+    sentence = f"{opening} with {' and '.join(edits)}: {changes} on {where} ({passes})."
+    if verdict.noise > _SMALL_NOISE and LOG_LOSS in verdict.metrics:
+        sentence += (
+            f" The log loss takes into account that about {100 * verdict.noise:.0f} % of these "
+            "labels are wrong."
         )
-    return f"{opening} with {' and '.join(done)}: {changes}{where} ({over}).{counted}"
+    return sentence
 
 
 def describe_metric(name: str, metric: Comparison) -> str:

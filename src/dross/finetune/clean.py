@@ -27,7 +27,6 @@ from ..cleaning.project import (
     LABELS,
     TOKENS,
     Project,
-    check_answer,
     claimed_folder,
 )
 from ..cleaning.project_info import JobInfo, ProjectInfo
@@ -173,7 +172,7 @@ def clean_chats(
     with claimed_folder(folder, info, overwrite) as finished:
         if finished is not None:
             say(f"Everything is there already, in {folder}.")
-            return check_answer(finished, info)
+            return finished
         started = time.monotonic()
         tuner = Tuner(loaded, examples, options, here)
         cost = estimate(tuner, QUICK_SEEDS)
@@ -203,7 +202,7 @@ def clean_chats(
             seconds=time.monotonic() - started,
         )
         report(recommendation.numbers, 0)
-        return check_answer(project, info)
+        return project
 
 
 # --- the cost -------------------------------------------------------------------------------------

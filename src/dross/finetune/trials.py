@@ -10,7 +10,6 @@ steps. They are compared by their loss and their expected error on the test part
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from ..cleaning.edits import ChosenEdits
 from ..cleaning.judge import CONTROL, FRESH, Judgement, Piece
 from ..cleaning.plans import Figure, PlanResult, Recommendation
 from ..cleaning.project import Project
-from ..cleaning.verdict import Verdict, reach_verdict
+from ..cleaning.verdict import Setup
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep
 from ..errors import InputChanged
@@ -228,39 +227,10 @@ class ChatLearner:
         return {"loss": values[:, :, LOSS], "error": values[:, :, ERROR]}
 
 
-@dataclass(frozen=True)
-class ChatJudgement(Judgement):
-    """A judgement of examples that a model was fine-tuned on."""
-
-    tuner: Tuner
-    made_from: dict[str, Any]  # settings that decide the examples and the model
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that decides what is measured, as JSON holds it."""
-        removed = digest_bytes(np.sort(self.edits.removed).tobytes())
-        return self.made_from | {"removed": removed, "seeds": self.seeds}
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """One for each seed."""
-        everything = np.ones(len(self.tuner.parts["test"]), dtype=bool)
-        return [Piece((number,), everything) for number in range(self.seeds)]
-
-    @property
-    def learner(self) -> ChatLearner:
-        """Fine-tunes."""
-        return ChatLearner(self.tuner, self.edits.removed)
-
-    def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
-        """The verdict on what `measure` returns."""
-        return reach_verdict(values, self.edits, model=self.tuner.options.model, earlier=earlier)
-
-
-def open_judgement(
+def judge_chats(
     project: Project, edits: ChosenEdits, seeds: int, *, device: torch.device, progress: bool
-) -> ChatJudgement:
-    """The judgement of a project of chats, with the model and the examples as they were.
+) -> Judgement:
+    """A judgement of a project of chats, with the model and the examples as they were.
 
     Raises:
         InputChanged: the data or the model have changed since `dross clean`.
@@ -280,11 +250,11 @@ def open_judgement(
                 f"{what} has changed since dross clean read it. Put it back as it was, or run "
                 "dross clean again."
             )
-    return ChatJudgement(
-        edits=edits,
+    everything = np.ones(len(examples.parts["test"]), dtype=bool)
+    return Judgement(
+        setup=Setup(edits, options.model),
+        learner=ChatLearner(Tuner(loaded, examples, options, device), edits.removed),
+        pieces=[Piece((number,), everything) for number in range(seeds)],
         seeds=seeds,
-        progress=progress,
-        n_jobs=1,
-        tuner=Tuner(loaded, examples, options, device),
-        made_from={"job": info.job},
+        settings={"removed": digest_bytes(np.sort(edits.removed).tobytes()), "seeds": seeds},
     )

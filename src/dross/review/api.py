@@ -18,8 +18,7 @@ from starlette.routing import Route
 
 from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
-from ..cleaning.project import Project
-from ..cleaning.reopen import needed_code
+from ..cleaning.project import Project, needed_code
 from ..cleaning.task import CLASSIFICATION, REGRESSION
 from ..errors import CorruptFile, InvalidInput
 from .judge_process import JudgeProcess
