@@ -161,7 +161,9 @@ def made_measurement(rows, changes):
     before = {name: np.full(count, 0.5) for name in names}
     after = {name: 0.5 + changes[name] + 0.05 * rng.normal(size=count) for name in names}
     losses = {NOTHING: before, "wrong-50": after}
-    return Measured(np.arange(count), losses, losses)
+    for by_name in losses.values():
+        by_name |= {f"noise-aware {name}": values for name, values in by_name.items()}
+    return Measured(np.arange(count), losses)
 
 
 @pytest.mark.parametrize(

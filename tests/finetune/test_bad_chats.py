@@ -46,14 +46,14 @@ ROWS = {
     ),
     "a number": (
         '{"prompt": "a", "response": 3}\n',
-        "of the type int is neither a text nor messages",
+        "Expected `array`, got `int`. Give a text, or messages",
     ),
-    "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "'bot' is not a role"),
-    "a picture": (
+    "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "Invalid enum value 'bot'"),
+    "an image": (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
         "fine-tunes on text alone",
     ),
-    "no content": ('{"messages": [{"role": "user"}]}\n', "an object with 'role' and 'content'"),
+    "no content": ('{"messages": [{"role": "user"}]}\n', "missing required field `content`"),
 }
 
 

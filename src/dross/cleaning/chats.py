@@ -2,11 +2,12 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
@@ -23,7 +24,6 @@ _PROMPTS = ("prompt", "instruction", "question", "input")
 _RESPONSES = ("response", "output", "answer", "completion")
 _MORE = "input"  # beside an `instruction`: what it is about
 _SOURCE = "source"
-_ROLES = ("system", "user", "assistant", "tool")
 _MAX_RUNS = 100
 _MAX_EPOCHS = 1000
 _MAX_BATCH_SIZE = 100_000
@@ -216,32 +216,26 @@ def _read_row(
     return Chat(number, word, tuple(messages), "" if origin is None else str(origin))
 
 
+class _Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None
+
+
 def _as_messages(value: Any, where: str, role: str) -> list[Message]:
     """A text said by `role`, or a list of messages as they are; nothing for a missing cell."""
     if value is None:
         return []
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    if not isinstance(value, Sequence):
+    try:
+        messages = msgspec.convert(value, list[_Message])
+    except msgspec.ValidationError as error:
         raise InvalidInput(
-            f"{where}: a value of the type {type(value).__name__} is neither a text nor messages."
-        )
-    return [_as_message(message, where) for message in value]
-
-
-def _as_message(message: Any, where: str) -> Message:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-        raise InvalidInput(f"{where}: a message must be an object with 'role' and 'content'.")
-    role = message["role"]
-    content = message["content"]
-    if role not in _ROLES:
-        raise InvalidInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
-    if content is not None and not isinstance(content, str):
-        raise InvalidInput(
-            f"{where}: the content of a message has the type {type(content).__name__}. dross "
-            "fine-tunes on text alone; images and other parts are not supported."
-        )
-    return {"role": role, "content": content or ""}
+            f"{where}: {error}. Give a text, or messages that are objects with 'role' (system, "
+            "user, assistant or tool) and 'content'. dross fine-tunes on text alone; images and "
+            "other parts are not supported."
+        ) from None
+    return [{"role": one.role, "content": one.content or ""} for one in messages]
 
 
 def check_same_format(source: Path, to: Path) -> None:

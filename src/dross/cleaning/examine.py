@@ -1,7 +1,6 @@
 """Examine the labels, score, verify and recommend: everything between the recipe and the folder."""
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pandas
 
 from .._progress import Overall
+from .._text import say_count
 from ..errors import Diverged
 from ..influence.run import Run
 from .checked_labels import CheckedLabels, make_rows
@@ -18,7 +18,16 @@ from .job import Job, describe_cost
 from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
 from .modality import Frame, PreparedData
 from .model_choice import lower_rate, use_lowered_rate
-from .plans import NOISE_AWARE, PlanResult, Recommendation, describe_actions, recommend
+from .plans import (
+    KEEP,
+    NOISE_AWARE,
+    RELABEL,
+    REMOVE,
+    PlanResult,
+    Recommendation,
+    describe_actions,
+    recommend,
+)
 from .project_files import delete_written, read_intact, write_sealed
 from .project_info import NoiseInfo
 from .scoring import (
@@ -124,7 +133,7 @@ def examine(
     )
 
 
-# --- the recommendation ---
+# --- the recommendation ---------------------------------------------------------------------------
 
 
 def _recommend(
@@ -158,11 +167,16 @@ def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Re
     by_person = checked.part == "train"
     corrected = checked.corrected if by_person else {}
     wrong = checked.wrong if by_person else []
+    source = job.prepared.source
+    classes = source.classes
     plans = []
     for plan in unnamed.plans:
-        labels = edited_labels(job.prepared, plan.relabelled.values())
-        relabelled = dict(zip(plan.relabelled, labels, strict=True))
-        relabelled = {id: label for id, label in relabelled.items() if id not in wrong} | corrected
+        relabelled = {
+            id: classes[int(label)] if classes else source.task.show(label)
+            for id, label in plan.relabelled.items()
+            if id not in wrong
+        }
+        relabelled |= corrected
         removed = np.union1d(plan.removed, wrong).astype(np.int64)
         removed = removed[~np.isin(removed, list(corrected))]
         plans.append(
@@ -190,12 +204,12 @@ def _add_actions(
     instances: Frame, plan: PlanResult | None, noise: LabelPosterior, checked: CheckedLabels
 ) -> Frame:
     """The columns `action` and `confidence`: how sure it is that the action is right."""
-    instances = instances.assign(action="keep", confidence=np.nan)
+    instances = instances.assign(action=KEEP, confidence=np.nan)
     if plan is None:
         return instances
     relabelled = list(plan.relabelled)
-    instances.loc[plan.removed, "action"] = "remove"
-    instances.loc[relabelled, "action"] = "relabel"
+    instances.loc[plan.removed, "action"] = REMOVE
+    instances.loc[relabelled, "action"] = RELABEL
     instances.loc[relabelled, "prediction"] = list(plan.relabelled.values())
     instances.loc[plan.removed, "confidence"] = noise.p_wrong[plan.removed]
     instances.loc[relabelled, "confidence"] = noise.p_best_other[relabelled]
@@ -205,7 +219,7 @@ def _add_actions(
     return instances
 
 
-# --- scores ---
+# --- scores ---------------------------------------------------------------------------------------
 
 
 def _score(
@@ -213,18 +227,27 @@ def _score(
 ) -> tuple[Recipe, list[Run], InstanceScores]:
     """Train and score; where that diverges, once more at a lower rate."""
     recipe = use_lowered_rate(job, recipe)
-    noun = "run" if len(parts) == 1 else "runs"
-    job.say(f"Training {len(parts)} {noun} and retracing each ...")
-    folder = job.folder / "runs"
-    options: dict[str, Any] = {"scale": scale, "seed": job.request.seed, "progress": job.progress}
+    job.say(f"Training {say_count(len(parts), 'run')} and retracing each ...")
+
+    def score_with(recipe: Recipe) -> tuple[Recipe, list[Run], InstanceScores]:
+        runs, scored = score(
+            recipe,
+            job.prepared,
+            parts,
+            job.folder / "runs",
+            scale=scale,
+            seed=job.request.seed,
+            progress=job.progress,
+        )
+        return recipe, runs, scored
+
     try:
-        return recipe, *score(recipe, job.prepared, parts, folder, **options)
+        return score_with(recipe)
     except Diverged:
         job.say(f"At learning rate {recipe.rate:g} training diverges; trying {recipe.rate / 3:g}.")
     delete_written(job.folder, "runs")
-    lowered = lower_rate(job, recipe)
     try:
-        return lowered, *score(lowered, job.prepared, parts, folder, **options)
+        return score_with(lower_rate(job, recipe))
     except Diverged as error:
         raise Diverged(
             f"Training or retracing diverged even at a third of the learning rate. {error}",
@@ -266,7 +289,7 @@ def _explain(
     return find_reasons(job.prepared, run, recipe, part, verified, ids)
 
 
-# --- the tables of a project ---
+# --- the tables of a project ----------------------------------------------------------------------
 
 
 def instance_table(
@@ -287,12 +310,12 @@ def instance_table(
     """
     part = data.part("train")
     count = len(part)
-    beliefs = _describe_labels(data, noise, np.arange(count))
+    described = _describe_labels(data, noise, np.arange(count))
     if checked.part == "train":
-        beliefs["wrong"][[*checked.wrong, *checked.corrected]] = 1.0
-    suspects = np.flatnonzero((beliefs["wrong"] > LIKELY) | beliefs.pop("differs"))
+        described["wrong"][[*checked.wrong, *checked.corrected]] = 1.0
+    suspects = np.flatnonzero((described["wrong"] > LIKELY) | described.pop("differs"))
     mislabel_rank = np.full(count, -1)
-    mislabel_rank[suspects] = rank(-beliefs["wrong"][suspects])
+    mislabel_rank[suspects] = rank(-described["wrong"][suspects])
     columns = {
         "row": part.rows,
         "source": part.names,
@@ -305,7 +328,7 @@ def instance_table(
         "loss": _held_out_losses(data, noise, count),
         "training_loss": mean_over_runs(scored.losses),
         "mislabel_rank": mislabel_rank,
-        **beliefs,
+        **described,
         "outlier": outliers,
         "verified": np.nan,
     }
@@ -333,13 +356,14 @@ def label_table(
         trusted: Whether no validation label is doubted.
     """
     part = checked.part
-    source, count = data.part(part), len(data.y[part])
+    source = data.part(part)
+    count = len(source)
     start = len(data.y["train"]) if part == "validation" else 0
     left = checked.left(count)
-    beliefs = _describe_labels(data, noise, start + np.arange(len(left)), data.parts[part][left])
-    beliefs.pop("differs")
+    described = _describe_labels(data, noise, start + np.arange(len(left)), data.parts[part][left])
+    described.pop("differs")
     wrong = np.zeros(count)
-    wrong[left] = beliefs["wrong"]
+    wrong[left] = described["wrong"]
     order = list(checks)
     if part == "validation" and not trusted:
         likely = np.flatnonzero(wrong > LIKELY)
@@ -350,17 +374,11 @@ def label_table(
     columns = {
         "source": source.names,
         "label": [source.task.show(label) for label in source.labels],
-        **{name: _spread(column, left, count) for name, column in beliefs.items()},
+        **{name: _spread(column, left, count) for name, column in described.items()},
         "checked": [checked.words.get(place, "") for place in range(count)],
         "rank": ranks,
     }
     return pandas.DataFrame(columns, index=pandas.RangeIndex(count, name="id"))
-
-
-def edited_labels(data: PreparedData, labels: Iterable[Any]) -> list[str]:
-    """New labels as people read them: names of classes, or numbers."""
-    classes = data.source.classes
-    return [classes[int(label)] if classes else data.source.task.show(label) for label in labels]
 
 
 def _describe_labels(
@@ -390,9 +408,8 @@ def _describe_labels(
         }
     clean = noise.p_clean[places]
     rows = np.arange(len(places))
-    given_labels = data.source.labels[data.parts["train"] if ids is None else ids]
-    index = {name: number for number, name in enumerate(classes)}
-    given = np.array([index[label] for label in given_labels], dtype=np.int64)
+    ids = data.parts["train"] if ids is None else ids
+    given = data.targets(data.source.labels[ids]).numpy()
     predicted = np.where(wrong > LIKELY, other, clean.argmax(1))
     return {
         "wrong": wrong,
@@ -415,6 +432,6 @@ def _held_out_losses(data: PreparedData, noise: LabelPosterior, count: int) -> n
 def _spread(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
     """The values at their places of `count`; "" or nan at the others."""
     empty = "" if values.dtype == object else np.nan
-    everyone = np.full(count, empty, dtype=values.dtype)
-    everyone[places] = values
-    return everyone
+    spread = np.full(count, empty, dtype=values.dtype)
+    spread[places] = values
+    return spread

@@ -495,19 +495,23 @@ def fit_noise_model(
     model = NoiseModel(experts, classes, evidence.z.shape[1], prior, pairs)
     for parameter in model.parameters:
         parameter.requires_grad_()
-    optimizer = torch.optim.LBFGS(model.parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
-
-    def cost() -> Tensor:
-        optimizer.zero_grad()
-        total = model.penalty() - log_likelihood(model, evidence)
-        total.backward()
-        return total
-
     with _one_thread():
-        optimizer.step(cost)  # type: ignore[arg-type]  # it takes tensors as well as floats
+        _minimize(lambda: model.penalty() - log_likelihood(model, evidence), model.parameters)
     for parameter in model.parameters:
         parameter.requires_grad_(False)
     return model
+
+
+def _minimize(cost: Callable[[], Tensor], parameters: list[Tensor]) -> None:
+    optimizer = torch.optim.LBFGS(parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        total = cost()
+        total.backward()
+        return total
+
+    optimizer.step(closure)  # type: ignore[arg-type]  # it takes tensors as well as floats
 
 
 # --- the likelihood of numbers --------------------------------------------------------------------
@@ -579,16 +583,12 @@ def _average_experts(predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
     on = torch.from_numpy(predictions).double()
     target = torch.from_numpy(y)
     spread = float(np.median(np.abs(y - np.median(y)))) or float(y.std()) or 1.0
-    optimizer = torch.optim.LBFGS([logs], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def cost() -> Tensor:
-        optimizer.zero_grad()
         error = (target - torch.softmax(logs, 0) @ on) / spread
-        total = torch.sqrt(error**2 + 1e-4).mean() + 1e-3 * (logs**2).sum()
-        total.backward()
-        return total
+        return torch.sqrt(error**2 + 1e-4).mean() + 1e-3 * (logs**2).sum()
 
-    optimizer.step(cost)  # type: ignore[arg-type]  # it takes tensors as well as floats
+    _minimize(cost, [logs])
     return torch.softmax(logs.detach(), 0).numpy()
 
 

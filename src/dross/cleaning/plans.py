@@ -60,7 +60,7 @@ _TITLES = {
     "token error": "token error",
 }
 
-_NONE = np.zeros(0, dtype=np.int64)
+NOTHING = "nothing"  # a rule that edits nothing
 _LEAST_PROBABILITY = 1e-3  # in the log loss
 _LEAST_LEFT = 5  # rows of each class that edits must leave
 _FOLDS = 6
@@ -101,7 +101,7 @@ class Edits:
         return np.setdiff1d(ids, self.removed), changed
 
 
-NO_EDITS = Edits(_NONE, {})
+NO_EDITS = Edits(np.zeros(0, dtype=np.int64), {})
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,11 @@ def held_out_losses(
         return {"absolute error": errors, "squared error": errors**2}
     if noise is not None and rates is not None:
         probabilities = noise.add_noise(probabilities, rates)
-    own = probabilities[..., np.arange(len(y)), y]
+    of_label = probabilities[..., np.arange(len(y)), y]
     return {
         "error": (probabilities.argmax(-1) != y).astype(np.float64),
-        "brier": 1 - 2 * own + (probabilities**2).sum(-1),
-        "log loss": -np.log(np.maximum(own, _LEAST_PROBABILITY)),
+        "brier": 1 - 2 * of_label + (probabilities**2).sum(-1),
+        "log loss": -np.log(np.maximum(of_label, _LEAST_PROBABILITY)),
     }
 
 
@@ -275,16 +275,13 @@ class Measured:
     """Losses of held-out rows, by rule and by name, each the mean of two kinds of models."""
 
     ids: np.ndarray  # int64 [n]: the rows
-    plain: dict[str, dict[str, np.ndarray]]  # on given labels
-    aware: dict[str, dict[str, np.ndarray]]  # noise-aware
+    losses: dict[str, dict[str, np.ndarray]]  # of given labels, and noise-aware; [n] each
 
     def figure(
         self,
         rows: Rows,
         rule: str,
         name: str,
-        *,
-        aware: bool,
         among: np.ndarray | None = None,
         weights: np.ndarray | None = None,
     ) -> Figure:
@@ -294,21 +291,16 @@ class Measured:
             rows: All rows.
             rule: Its name.
             name: The loss.
-            aware: Noise-aware, or on given labels.
             among: bool [N]: the rows that count, all by default.
             weights: [N]: how much each row counts.
         """
-        losses = self.aware if aware else self.plain
         chosen = np.ones(len(self.ids), dtype=bool) if among is None else among[self.ids]
         return compare(
-            losses[NOTHING][name][chosen],
-            losses[rule][name][chosen],
+            self.losses[NOTHING][name][chosen],
+            self.losses[rule][name][chosen],
             rows.groups[self.ids[chosen]],
             None if weights is None else weights[self.ids[chosen]],
         )
-
-
-NOTHING = "nothing"
 
 
 def measure_rules(
@@ -327,8 +319,7 @@ def measure_rules(
     some = rows.take(ids)
     z = principal_components(some.x)
     fold = assign_folds(some, _FOLDS, mix_seeds(seed, 7))
-    plain: dict[str, dict[str, np.ndarray]] = {}
-    aware: dict[str, dict[str, np.ndarray]] = {}
+    by_rule: dict[str, dict[str, np.ndarray]] = {rule: {} for rule in (NOTHING, *rules)}
     numbers = np.unique(fold).tolist()
     for number in show_progress("comparing plans", numbers, show=progress, unit="folds"):
         held_out = np.flatnonzero(fold == number)
@@ -338,18 +329,16 @@ def measure_rules(
             rest, prior, z=z[inside], folds=_INNER_FOLDS, seed=mix_seeds(seed, number)
         )
         rates = noise.flip_rates(z[held_out], some.validation[held_out], some.checked[held_out])
-        edits = {NOTHING: NO_EDITS} | {rule: RULES[rule](noise, rest) for rule in rules}
-        predictions = _predict_after(list(edits.values()), rest, some.x[held_out])
+        edits = [NO_EDITS, *(RULES[rule](noise, rest) for rule in rules)]
+        predictions = _predict_after(edits, rest, some.x[held_out])
         y = some.y[held_out]
-        for rule, predicted in zip(edits, predictions, strict=True):
-            for losses, by_rule in (
-                (held_out_losses(predicted, y), plain),
-                (held_out_losses(predicted, y, noise, rates), aware),
-            ):
-                by_name = by_rule.setdefault(rule, {})
-                for name, values in losses.items():
-                    by_name.setdefault(name, np.zeros(len(ids)))[held_out] = values.mean(0)
-    return Measured(ids, plain, aware)
+        for by_name, predicted in zip(by_rule.values(), predictions, strict=True):
+            losses = held_out_losses(predicted, y)
+            aware = held_out_losses(predicted, y, noise, rates)
+            losses |= {f"{NOISE_AWARE}{name}": values for name, values in aware.items()}
+            for name, values in losses.items():
+                by_name.setdefault(name, np.zeros(len(ids)))[held_out] = values.mean(0)
+    return Measured(ids, by_rule)
 
 
 def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:
@@ -450,37 +439,41 @@ def recommend(
         return Recommendation([], None, "nothing wrong", reason)
     measured = measure_rules(rows, PRIORS[labels], list(edits), seed=seed, progress=progress)
     trusted, weights = _trusted_rows(rows, check_weights)
-    names = list(measured.plain[NOTHING])
     score = "brier" if rows.classes else "absolute error"
-    # people who checked labels have shown how often they are wrong: noise is no longer a guess
-    strictness = STRICTNESS["annotated" if _checks_tell(rows, check_weights) else labels]
+    aware_score = f"{NOISE_AWARE}{score}"
+    if (rows.given is not None or check_weights is not None) and (
+        rows.checked.sum() >= _FEWEST_CHECKED
+    ):
+        labels = "annotated"  # people have shown how often labels are wrong: noise is no guess
+    strictness = STRICTNESS[labels]
     plans = []
     allowed = set()
     gains = {}
-    for name, one in edits.items():
-        figures = {each: measured.figure(rows, name, each, aware=False) for each in names}
-        figures |= {
-            f"{NOISE_AWARE}{each}": measured.figure(rows, name, each, aware=True) for each in names
-        }
-        on_trusted = {
-            each: measured.figure(rows, name, each, aware=False, among=trusted, weights=weights)
-            for each in names
-        }
-        by_all = _allow_by_all(figures, score, names, strictness)
-        by_trusted = trusted.any() and _allow_by_trusted(on_trusted, score, names, strictness)
+    for rule, one in edits.items():
+        figures = {name: measured.figure(rows, rule, name) for name in measured.losses[rule]}
+        plain = {name: each for name, each in figures.items() if not name.startswith(NOISE_AWARE)}
+        aware = {name: each for name, each in figures.items() if name.startswith(NOISE_AWARE)}
+        on_trusted = {name: measured.figure(rows, rule, name, trusted, weights) for name in plain}
+        by_all = (
+            _is_better(aware, aware_score, strictness.all_rows, strictness.effect)
+            and aware[aware_score].after < plain[score].before
+        )
+        by_trusted = trusted.any() and _is_better(
+            on_trusted, score, strictness.trusted_rows, strictness.effect
+        )
         if by_all or by_trusted:
-            allowed.add(name)
+            allowed.add(rule)
         plans.append(
             PlanResult(
                 removed=one.removed,
                 relabelled=one.relabelled,
-                name=name,
+                name=rule,
                 what=describe_actions(len(one.removed), len(one.relabelled)),
                 figures=figures,
             )
         )
-        gains[name] = figures[f"{NOISE_AWARE}{score}"].change
-        gains[name] += measured.figure(rows, name, score, aware=True, among=trusted).change
+        gains[rule] = aware[aware_score].change
+        gains[rule] += measured.figure(rows, rule, aware_score, trusted).change
     plans.sort(key=lambda plan: (plan.name not in allowed, gains[plan.name]))
     best = plans[0]
     if best.name in allowed:
@@ -488,7 +481,7 @@ def recommend(
         reason = f"Models get better beyond chance if you {best.what} {noun}."
         return Recommendation(plans, best.name, "recommended", reason)
     likely = int(((noise.p_wrong > LIKELY) & ~rows.anchors).sum())
-    promising = any(plan.figures[f"{NOISE_AWARE}{score}"].change < 0 for plan in plans)
+    promising = any(plan.figures[aware_score].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks = draw_checks(rows, noise, list(edits.values()), seed)
         reason = (
@@ -519,12 +512,6 @@ def learned_something(rows: Rows, noise: LabelPosterior) -> bool:
     return figure.error_units < -_LEARNED
 
 
-def _checks_tell(rows: Rows, check_weights: np.ndarray | None) -> bool:
-    """Whether enough checks say how often labels are wrong."""
-    known = rows.given is not None or check_weights is not None
-    return known and int(rows.checked.sum()) >= _FEWEST_CHECKED
-
-
 def _trusted_rows(
     rows: Rows, check_weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -538,30 +525,12 @@ def _trusted_rows(
     return np.zeros(len(rows), dtype=bool), None
 
 
-def _allow_by_all(
-    figures: dict[str, Figure], score: str, names: list[str], strictness: Strictness
-) -> bool:
-    """Better noise-aware, and better than the plain score of doing nothing."""
-    aware = figures[f"{NOISE_AWARE}{score}"]
-    worse = any(figures[f"{NOISE_AWARE}{name}"].change > 0 for name in names)
+def _is_better(figures: dict[str, Figure], score: str, errors: float, effect: float) -> bool:
+    """Whether the score is better by so many standard errors and this share, and nothing worse."""
     return (
-        aware.error_units < -strictness.all_rows
-        and aware.relative < -strictness.effect
-        and aware.after < figures[score].before
-        and not worse
-    )
-
-
-def _allow_by_trusted(
-    figures: dict[str, Figure], score: str, names: list[str], strictness: Strictness
-) -> bool:
-    """Better on rows whose labels are mostly right."""
-    plain = figures[score]
-    worse = any(figures[name].change > 0 for name in names)
-    return (
-        plain.error_units < -strictness.trusted_rows
-        and plain.relative < -strictness.effect
-        and not worse
+        figures[score].error_units < -errors
+        and figures[score].relative < -effect
+        and not any(figure.change > 0 for figure in figures.values())
     )
 
 
@@ -712,7 +681,7 @@ def class_effects(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
     labels: the class of each training instance.
     """
     before = Counter(labels)
-    lost: Counter[str] = Counter(labels[id] for id in edits.removed)
+    lost = Counter([labels[int(id)] for id in edits.removed])
     gained: Counter[str] = Counter()
     for id, label in edits.relabelled.items():
         if label != labels[id]:
@@ -758,7 +727,7 @@ def draw_plans(
 
 
 def list_measures(plans: Sequence[PlanResult]) -> list[str]:
-    """The measures of a picture of all plans; empty where no plan was measured."""
+    """The measures that all plans have, without the plain ones; none where no plan was measured."""
     named = [name_figures(plan.figures) for plan in plans if plan.figures]
     if not named:
         return []

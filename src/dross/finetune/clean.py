@@ -334,8 +334,6 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
     """The content of instances.parquet."""
     chats = examples.chats("train")
     by_run = scored.by_run
-    count = len(chats)
-    missing = np.full(count, np.nan)
     removed = [] if recommendation.plan is None else recommendation.plan.removed
     table = pandas.DataFrame(
         {
@@ -346,20 +344,20 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
             "score": scored.scores,
             "spread": by_run.std(0),
             "harmful_in": (by_run < 0).sum(0),
-            "learned_in": np.full(count, len(by_run)),
+            "learned_in": len(by_run),
             "harm_rank": rank(scored.scores),
             "loss": scored.base_loss,
             "training_loss": scored.training_loss,
             "tokens": np.diff(scored.starts),
-            "mislabel_rank": np.full(count, -1),
-            "wrong": missing,
-            "prediction": [""] * count,
-            "probability": missing,
-            "label_probability": missing,
-            "outlier": missing,
-            "verified": missing,
-            "action": np.where(np.isin(np.arange(count), removed), REMOVE, KEEP),
-            "confidence": missing,
+            "mislabel_rank": -1,
+            "wrong": np.nan,
+            "prediction": "",
+            "probability": np.nan,
+            "label_probability": np.nan,
+            "outlier": np.nan,
+            "verified": np.nan,
+            "action": np.where(np.isin(np.arange(len(chats)), removed), REMOVE, KEEP),
+            "confidence": np.nan,
         }
     )
     table.index.name = "id"
