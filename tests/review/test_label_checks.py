@@ -112,7 +112,7 @@ def test_the_page_begins_with_the_labels_and_names_the_command_to_run_again(aski
 def test_data_from_python_have_no_command_to_run_again(asking):
     change_json(
         asking.folder / "project.json",
-        lambda content: content["request"].update(given={"x": "array"}),
+        lambda content: content["request"].update(memory={"x": "array"}),
     )
     with client_of(Project.open(asking.folder)) as client:
         assert client.get("/api/project").json()["plan"]["command"] is None

@@ -263,8 +263,10 @@ def _estimate_hurt(
     held_out = zip(*(tensor.split(chunk) for tensor in part.held_out_pair(data)))
     with objective.evaluating():
         suspects = (tensor[ids].to(device) for tensor in data.pair("train"))
-        own = gradients(state.theta, *suspects)  # [K, p]
-        parts = [own @ gradients(state.theta, x.to(device), y.to(device)).T for x, y in held_out]
+        harmful = gradients(state.theta, *suspects)  # [K, p]
+        parts = [
+            harmful @ gradients(state.theta, x.to(device), y.to(device)).T for x, y in held_out
+        ]
     products = torch.cat(parts, dim=1)  # [K, held out]
     low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {

@@ -802,9 +802,9 @@ def _fit(
         p_clean[part] = model.log_clean(evidence.logs).exp().numpy()
         average[part] = np.exp(logs).mean(0)
     posterior[rows.checked] = np.eye(rows.classes, dtype=np.float32)[rows.y[rows.checked]]
-    own = (np.arange(len(rows)), rows.y)
-    p_wrong = np.where(needed, 1 - posterior[own], 0)
-    posterior[own] = -1
+    of_label = (np.arange(len(rows)), rows.y)
+    p_wrong = np.where(needed, 1 - posterior[of_label], 0)
+    posterior[of_label] = -1
     return LabelPosterior(
         p_wrong=p_wrong,
         best_other=posterior.argmax(1),

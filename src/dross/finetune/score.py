@@ -1,9 +1,9 @@
 """Scores of every token and of every example: recorded fine-tunings, retraced.
 
-What is asked is the expected error of the validation part: over its examples, and over the tokens
-of each, the mean of 1 - p(token). Unlike the loss it is bounded, so that wrong answers among the
-validation examples do not turn the scores around. It is asked of either half of the part, in one
-retrace whose instances are tokens; an example's score is the sum of its tokens'.
+The query is the expected error of the validation part: over its examples, and over the tokens of
+each, the mean of 1 - p(token). Unlike the loss it is bounded, so that wrong answers among the
+validation examples do not turn the scores around. It is computed for either half of the part, in
+one retrace whose instances are tokens; an example's score is the sum of its tokens'.
 """
 
 from collections.abc import Iterator
@@ -78,13 +78,12 @@ def score(
     base = tuner.measure(tuner.parts["train"])[LOSS]
 
     def score_run(number: int) -> dict[str, Tensor]:
-        own = mix_seeds(seed, _RUNS, number)
-        return _score_run(tuner, halves, folder / f"run-{number}", own, progress)
+        run_seed = mix_seeds(seed, _RUNS, number)
+        return _score_run(tuner, halves, folder / f"run-{number}", run_seed, progress)
 
     numbers = range(tuner.options.repeats)
     results = sweep(score_run, numbers, what="scoring", n_jobs=1, store=store, progress=False)
-    by_number = dict(results)
-    runs = [by_number[number] for number in numbers]
+    runs = [run for _, run in sorted(results, key=lambda result: result[0])]
     return ChatScores(
         tokens=np.stack([run["tokens"].numpy() for run in runs]),
         starts=runs[0]["starts"].numpy(),
@@ -137,11 +136,11 @@ def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:
             share[half, np.arange(len(half))] = np.repeat(1 / counts, counts) / sizes[half]
             weights = torch.from_numpy(share).to(parameter.device)
 
-            def ask(theta: Tensor, buffers: Buffers, x=x, y=y, weights=weights) -> Tensor:
-                each = objective.predict(theta, buffers, x)
-                errors = 1 - torch.exp(-losses(each, y))
+            def evaluate(theta: Tensor, buffers: Buffers, x=x, y=y, weights=weights) -> Tensor:
+                outputs = objective.predict(theta, buffers, x)
+                errors = 1 - torch.exp(-losses(outputs, y))
                 return weights.to(errors.dtype) @ errors
 
-            yield len(ids), ask
+            yield len(ids), evaluate
 
     return Query("expected_errors_of", parts, added=True, data=data)

@@ -222,7 +222,7 @@ class Api:
 
     def send_plans(self, query: EmptyRequest) -> Response:
         """Send the figure of the plans that competed as SVG."""
-        return _image(self.plan.draw(), "image/svg+xml")
+        return _image(self.plan.figure, "image/svg+xml")
 
     # Changing
 

@@ -19,7 +19,7 @@ from ..errors import InvalidInput
 from .listing import Filter, Listing, Searched
 from .sentences import describe_label, full_content
 
-_SAID = {
+_CHECKED = {
     "right": "the label is right",
     "wrong": "the label is wrong",
     "relabelled": "it has another label",
@@ -128,7 +128,9 @@ class LabelChecks:
         row = self._table.loc[number - self.start]
         found = {"Label": describe_label(row, self.project.task)}
         if row["checked"]:
-            found["Checked"] = f"Before this was computed, a person said: {_SAID[row['checked']]}."
+            found["Checked"] = (
+                f"Before this was computed, a person said: {_CHECKED[row['checked']]}."
+            )
         found["What to do"] = (
             "Say whether the label is right, wrong, or really something else. Then run the same "
             "dross clean command again: it uses what you said. The input is not changed."

@@ -23,7 +23,7 @@ class RecommendedPlan:
 
     def __init__(self, project: Project):
         self.project = project
-        self._drawing = threading.Lock()  # the library that draws knows one figure at a time
+        self._drawing = threading.Lock()  # the style of matplotlib is global
 
     @cached_property
     def changes(self) -> dict[int, Decision]:
@@ -38,6 +38,9 @@ class RecommendedPlan:
         """What it does, why, what to be careful about, and the other plans, as JSON."""
         info = self.project.info
         what, why = describe_recommendation(info, self.project.table)
+        command = None  # to run again once labels are checked, unless dross.clean was called
+        if not info.modality.has_tokens and info.request.memory is None:
+            command = write_command(info, self.project.folder, short=True)
         table = tabulate_plans(self.project.plans, info.recommendation.recommended)
         return {
             "what": what,
@@ -45,33 +48,22 @@ class RecommendedPlan:
             "disagreement": warn_of_disagreement(info),
             "count": len(self.changes),
             "checked": describe_checked(info),
-            "command": self._command,
+            "command": command,
             "figure": FIGURE if list_measures(self.project.plans) else None,
             "others": table["rows"],
             "measures": table["measures"],
         }
 
-    @property
-    def _command(self) -> str | None:
-        """What to run again once labels are checked; None: the same call of `dross.clean`."""
-        info = self.project.info
-        if info.modality.has_tokens or info.request.memory is not None:
-            return None
-        return write_command(info, self.project.folder, short=True)
-
     def count_followed(self, decisions: Mapping[int, Decision]) -> int:
         """How many instances are decided as the plan recommends."""
         return sum(decisions.get(id) == decision for id, decision in self.changes.items())
 
-    def draw(self) -> bytes | None:
+    @cached_property
+    def figure(self) -> bytes | None:
         """The figure of all plans, as SVG; None where none was measured."""
         with self._drawing:
-            return self._drawn
-
-    @cached_property
-    def _drawn(self) -> bytes | None:
-        drawn = draw_plans_figure(self.project.info)
-        return drawn.encode() if drawn else None
+            svg = draw_plans_figure(self.project.info)
+        return svg.encode() if svg else None
 
 
 def class_warnings(

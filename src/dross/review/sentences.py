@@ -26,15 +26,15 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     sentences = reason_sentences(project.table.loc[id], project.info)
     copies = project.copies
     if (group := copies.group_of(id)) is not None:
-        said = describe_group(copies, group, classes=project.task is CLASSIFICATION)
-        sentences.insert(0, {"about": "Copies", "text": said})
-    known = listing.item(id) | {
+        text = describe_group(copies, group, classes=project.task is CLASSIFICATION)
+        sentences.insert(0, {"about": "Copies", "text": text})
+    explained = listing.item(id) | {
         "sentences": sentences,
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
     }
     if project.modality.has_tokens:
-        return known | {"content": {"tokens": listing.whole_chat(id)}, "words": []}
-    return known | {
+        return explained | {"content": {"tokens": listing.whole_chat(id)}, "words": []}
+    return explained | {
         "content": full_content(listing, project.content.loc[id], why),
         "words": why.words,
         "hurts": [_harmed_instance(listing, hurt) for hurt in why.hurts],
@@ -178,10 +178,10 @@ def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
     """A copy of an instance, of any part: of a table, the cells that differ."""
     content = listing.project.copies.content.iloc[row["place"]]
     if listing.project.modality.has_columns:
-        own = listing.project.content.loc[id]
-        names = content.index.intersection(own.index)
+        cells = listing.project.content.loc[id]
+        names = content.index.intersection(cells.index)
         content = content[
-            [name for name in names if format_cell(content[name]) != format_cell(own[name])]
+            [name for name in names if format_cell(content[name]) != format_cell(cells[name])]
         ]
     return {name: row[name] for name in ("id", "part", "source", "label")} | {
         "brief": _brief(listing, content) or "Every cell is the same.",
