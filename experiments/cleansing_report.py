@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pandas
 
 from dross import _figures as charts
-from dross._io import write_table, write_text
 
 from .cleansing import (
     IMAGES_PER_METHOD,
@@ -41,12 +41,11 @@ def write_report(folder: Path, results: list[dict], settings: Settings) -> list[
     name = settings.data
     rows = [row | {"draw": result["draw"]} for result in results for row in result["rows"]]
     table = summarize(rows)
-    paths = [
-        write_table(folder / f"{name}-rows.csv", rows),
-        write_table(folder / f"{name}-summary.csv", table),
-        folder / f"{name}-summary.md",
-    ]
-    write_text(paths[-1], as_markdown(table))
+    names = ("rows.csv", "summary.csv", "summary.md")
+    paths = [folder / f"{name}-{end}" for end in names]
+    pandas.DataFrame(rows).to_csv(paths[0], index=False)
+    pandas.DataFrame(table).to_csv(paths[1], index=False)
+    paths[2].write_text(as_markdown(table), encoding="utf-8")
     for way in RETRAIN_WAYS:
         summary = [row for row in table if row["retrain"] == way]
         if not summary:

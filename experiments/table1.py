@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from joblib import Parallel, delayed
 
 from dross import _figures as charts
 from dross import estimators
-from dross._io import write_table, write_text
 from dross.errors import Diverged
 from dross.influence.query import Query, mean_loss
 from dross.influence.run import Run
@@ -271,8 +271,8 @@ def _mean_and_std(row: dict, metric: str) -> str:
 
 def write_report(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
     """Write the summary as Markdown and as CSV, and the scatter plots; returns the paths."""
-    write_text(folder / "summary.md", as_markdown(rows) + "\n")
-    write_table(folder / "summary.csv", rows)
+    (folder / "summary.md").write_text(as_markdown(rows) + "\n", encoding="utf-8")
+    pandas.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
     draw_scatter(results, folder / "scatter.svg")
     return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]
 

@@ -241,12 +241,12 @@ def load_photographs(ids: np.ndarray, part: str = "train") -> np.ndarray:
     import torch
     from PIL import Image
 
-    from dross.cleaning.features import PICTURE_BACKBONE, load_backbone
+    from dross.cleaning.features import IMAGE_BACKBONE, load_backbone
     from experiments import datasets
 
     pixels = np.asarray(getattr(datasets.load("cifar10"), part)[0])[ids]
     pixels = pixels if pixels.shape[-1] == 3 else pixels.transpose(0, 2, 3, 1)
-    compute = load_backbone(PICTURE_BACKBONE, torch.device("cpu"))
+    compute = load_backbone(IMAGE_BACKBONE, torch.device("cpu"))
     parts = np.array_split(pixels, max(1, len(pixels) // 64))
     features = [compute([Image.fromarray(image) for image in part]) for part in parts]
     return torch.cat(features).float().numpy()

@@ -20,15 +20,16 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
     """The value as an int within limits, or an error that calls it `what`.
 
     Arguments:
-        value: What was given.
+        value: The argument.
         what: Its name.
         at_most: The largest that is accepted.
         because: Why no larger one is: the end of a sentence.
         at_least: The smallest that is accepted.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or int(value) < at_least:
         raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r:.40}.")
-    if value > at_most:
+    if int(value) > at_most:
         raise InvalidInput(f"{what} must be at most {at_most:,}, not {value!r:.40}: {because}.")
     return int(value)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._io import write_text
+from ._io import write_bytes
 
 BLUE, ORANGE, RED, GREY, GREEN = "#2f5d8a", "#d98e3f", "#c2452d", "#8a8f96", "#4d8a5c"
 
@@ -64,7 +64,7 @@ def as_svg(figure: Any) -> str:
 
 def save_svg(svg: str, path: Path) -> Path:
     """Write an <svg> element as a file of its own, and return the path."""
-    write_text(path, '<?xml version="1.0" encoding="utf-8"?>\n' + svg)
+    write_bytes(path, f'<?xml version="1.0" encoding="utf-8"?>\n{svg}'.encode())
     return path
 
 

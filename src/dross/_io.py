@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .errors import DrossError, InvalidInput
-
-Raw = bytes | Iterable[bytes | memoryview]
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # see `staged_file`
 _SECONDS_UNTIL_STALE = 3600.0  # a process that is alive writes more often to what it has staged
@@ -52,29 +50,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
-def replace_file(path: Path, raw: Raw, *, sync: bool = True) -> None:
-    """Put a file with these bytes in place of whatever is at the path.
-
-    The bytes go to a hidden temporary file in the same folder, which is then renamed. Readers see
-    the old file or the new one, never a part of it.
-
-    Arguments:
-        path: The file. Its folder must exist.
-        raw: All of its bytes, or parts of them one after the other.
-        sync: Wait until the bytes and the name are on the disk. Without it, a power cut may lose
-            them.
-
-    Raises:
-        OSError: The file cannot be written. The temporary file is gone, the old file still there.
-    """
-    with staged_file(path, raw, sync=sync) as temporary:
-        os.replace(temporary, path)
-        if sync:
-            sync_folder(path.parent)
-
-
 @contextmanager
-def staged_file(path: Path, raw: Raw, *, sync: bool = True) -> Iterator[Path]:
+def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
     """Write the bytes to a hidden temporary file beside `path`, ready to be renamed to it.
 
     What has not been renamed at the end is deleted. Several files that belong together are staged
@@ -86,8 +63,7 @@ def staged_file(path: Path, raw: Raw, *, sync: bool = True) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            for part in [raw] if isinstance(raw, bytes) else raw:
-                file.write(part)
+            file.write(raw)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,8 +75,8 @@ def staged_file(path: Path, raw: Raw, *, sync: bool = True) -> Iterator[Path]:
 
 def intended_name(temporary: str) -> str | None:
     """The name of the file that a temporary one was going to be; None for all other files."""
-    found = _TEMPORARY.fullmatch(temporary)
-    return None if found is None else found["name"]
+    match = _TEMPORARY.fullmatch(temporary)
+    return None if match is None else match["name"]
 
 
 def delete_stale(folder: Path, is_ours: Callable[[str], bool]) -> None:
@@ -143,22 +119,33 @@ def make_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, raw: bytes, *, sync: bool = True) -> None:
-    """Replace a file, and make its folder if there is none; failures become DrossError."""
+    """Put a file with these bytes in place of whatever is at the path.
+
+    Its folder is made if there is none. Readers see the old file or the new one, never a part of
+    it: the bytes go to a hidden temporary file in the same folder, which is then renamed.
+
+    Arguments:
+        path: The file.
+        raw: All of its bytes.
+        sync: Wait until the bytes and the name are on the disk. Without it, a power cut may lose
+            them.
+
+    Raises:
+        DrossError: It cannot be written. The temporary file is gone, the old file still there.
+    """
     try:
         make_folder(path.parent)
-        replace_file(path, raw, sync=sync)
+        with staged_file(path, raw, sync=sync) as temporary:
+            os.replace(temporary, path)
+            if sync:
+                sync_folder(path.parent)
     except OSError as error:
         raise DrossError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text as UTF-8, with the line ends it has."""
-    write_bytes(path, text.encode("utf-8"))
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON."""
-    write_text(path, json.dumps(value, indent=1))
+    write_bytes(path, json.dumps(value, indent=1).encode())
 
 
 _SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest

@@ -54,8 +54,8 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found.group())
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

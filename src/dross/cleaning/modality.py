@@ -73,7 +73,7 @@ class Source:
     """N instances: what they look like, their labels, and where each comes from."""
 
     modality: Modality
-    label: str  # the name of what is learnt
+    label: str  # the name of what is learned
     content: Frame  # one row per instance; images by their file names
     labels: np.ndarray  # [N]: str for classes, float64 for numbers
     rows: np.ndarray  # int64 [N]: the number of each instance in the input
@@ -82,7 +82,7 @@ class Source:
 
     @property
     def task(self) -> Task:
-        """What is learnt."""
+        """What is learned."""
         return CLASSIFICATION if self.labels.dtype.kind in "OUT" else REGRESSION
 
     @property
@@ -101,7 +101,7 @@ class Source:
         return len(self.labels)
 
     def check_learnable(self) -> None:
-        """Refuse a source from which nothing can be learnt, and say why."""
+        """Refuse a source from which nothing can be learned, and say why."""
         if len(self) < MIN_INSTANCES:
             raise InvalidInput(
                 f"There are {len(self)} instances with a label. dross needs at least "

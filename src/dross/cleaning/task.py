@@ -1,4 +1,4 @@
-"""What is learnt: classes, or numbers. How their labels are read, encoded and shown."""
+"""What is learned: classes, or numbers. How their labels are read, encoded and shown."""
 
 import re
 from collections import Counter
@@ -64,7 +64,7 @@ _MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
 
 @dataclass(frozen=True)
 class Task:
-    """What kind of label is learnt. There are three: see `TASKS`."""
+    """What kind of label is learned. There are three: see `TASKS`."""
 
     name: str
     noun: str  # one label is a ...
@@ -77,7 +77,7 @@ class Task:
         return []
 
     def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
-        """Refuse labels of the training part from which nothing can be learnt, and say why."""
+        """Refuse labels of the training part from which nothing can be learned, and say why."""
 
     def rare(self, labels: np.ndarray) -> list[str]:
         """The classes that have too few instances for their labels to be examined."""

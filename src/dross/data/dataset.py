@@ -262,7 +262,8 @@ def _check_leaves(pair: Pair) -> None:
             if not isinstance(leaf, Tensor):
                 raise InvalidInput(
                     f"Instance 0 of the data set has {leaf!r}, a {type(leaf).__name__}, in its "
-                    f"{name}: dross computes with numbers. Turn texts into numbers first: a class becomes its index."
+                    f"{name}: dross computes with numbers. Turn texts into numbers first: a class "
+                    "becomes its index."
                 )
 
 
@@ -490,7 +491,7 @@ def _update(digest: Any, value: Any) -> None:
             digest.update(b",")
             _update(digest, part)
     else:
-        raw = getattr(value, "tobytes", None)  # of a picture
+        raw = getattr(value, "tobytes", None)  # of an image
         digest.update(raw() if callable(raw) else repr(value).encode())
 
 
