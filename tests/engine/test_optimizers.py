@@ -8,7 +8,7 @@ import torch
 
 from dross.engine.binding import current_numbers
 from dross.engine.optim import SUPPORTED, read_optimizer
-from dross.engine.state import Derivative, State
+from dross.engine.state import Derivative, Layout, State
 from dross.engine.step import ClipNorm, ClipValue, Step, advance, jvp_step, vjp_step
 from dross.errors import NotSupported
 from tests.zoo import HAS_MUON, JUMPS, OPTIMIZERS
@@ -33,8 +33,8 @@ def setting(name: str, steps: int, clip=None):
     halves = [torch.nn.Parameter(draw(*shape, generator=rng)) for shape in shapes]
     other = {} if name == "transformers_adafactor" else {"lr": 0.03}  # it has no rate
     optimizer = OPTIMIZERS[name]([{"params": [halves[0]], **other}, {"params": [halves[1]]}])
-    each = [[shape] for shape in shapes]
-    pure = read_optimizer(optimizer, (HALF, HALF), optimizer.param_groups, each)
+    layout = Layout(("one", "other"), tuple(shapes), (HALF, HALF), ())
+    pure = read_optimizer(optimizer, optimizer.param_groups).for_layout(layout)
     row = current_numbers(pure, optimizer.param_groups)
     theta = torch.cat([half.detach().flatten() for half in halves])
     slots, clock = pure.initial(theta, row)
@@ -130,7 +130,7 @@ def test_groups_that_differ_in_more_than_numbers():
     one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = torch.optim.Adam([{"params": [one], "amsgrad": True}, {"params": [other]}])
     with pytest.raises(NotSupported, match="differ in more than their numbers"):
-        read_optimizer(optimizer, (2, 2), optimizer.param_groups)
+        read_optimizer(optimizer, optimizer.param_groups)
 
 
 def test_a_subclass_is_not_taken_for_its_parent():
@@ -139,4 +139,4 @@ def test_a_subclass_is_not_taken_for_its_parent():
 
     optimizer = SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(NotSupported, match=r"torch\.optim's own classes"):
-        read_optimizer(optimizer, (2,), optimizer.param_groups)
+        read_optimizer(optimizer, optimizer.param_groups)

@@ -170,7 +170,12 @@ def inspect_sharded(
     sharded = _shard(objective, ranks)
     assert sharded.gathering.ranks is not None
     own_sizes = sharded.gathering.ranks.layout.group_sizes(ranks.rank)
-    pure = read_optimizer(optimizer, own_sizes, groups)
+    pure = replace(
+        read_optimizer(optimizer, groups).for_layout(objective.layout),
+        group_sizes=own_sizes,
+        shapes=(),
+        slices=(),
+    )
     if pure.rule is None:
         raise NotSupported(
             f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "

@@ -46,16 +46,10 @@ def inspect_run(
     nothing = Layout.of_groups({}, [])
     bare = Objective(model, nothing, loss_function, loss_name, penalty, precision=precision)
     objective, groups = complete_objective(bare, optimizer, _run_first_batch(bare, x, y))
-    pure = read_optimizer(
-        optimizer,
-        objective.layout.group_sizes,
-        groups,
-        objective.layout.shapes_by_group,
-        objective.layout.slices,
-    )
+    description = read_optimizer(optimizer, groups)
     check_second_derivative(objective, x, y)
     _warn_of_held_buffers(objective)
-    return objective, pure
+    return objective, description.for_layout(objective.layout)
 
 
 def is_shard(t: Any) -> bool:

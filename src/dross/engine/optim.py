@@ -1,7 +1,6 @@
 """An optimizer as a pure function of the state, and how it is read from a torch optimizer."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NoReturn
@@ -137,21 +136,12 @@ class Optimizer(OptimizerDescription):
 # --- from a torch optimizer -----------------------------------------------------------------------
 
 
-def read_optimizer(
-    optimizer: torch.optim.Optimizer,
-    group_sizes: Sequence[int],
-    groups: list[dict],
-    shapes: Sequence[Sequence[torch.Size]] = (),
-    slices: tuple[slice, ...] = (),
-) -> Optimizer:
-    """The pure form of a torch optimizer.
+def read_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict]) -> OptimizerDescription:
+    """What a torch optimizer computes.
 
     Arguments:
         optimizer: the user's.
-        group_sizes: how many numbers of theta belong to each of the groups.
         groups: those of its parameter groups that have moving parameters.
-        shapes: of the moving parameters of each of these groups, where steps are to be taken.
-        slices: where each of them lies in theta, in the model's order.
 
     Raises:
         NotSupported: the optimizer or its options have no pure form.
@@ -173,15 +163,12 @@ def read_optimizer(
             f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all "
             "groups the same options; rates, momenta and decays may differ."
         )
-    return Optimizer(
+    return OptimizerDescription(
         name=name,
         flags=flags[0],
         columns=columns[0],
-        group_sizes=tuple(group_sizes),
         any_momentum=any(momenta),
         formula=None if formula is None else formula.name,
-        shapes=tuple(map(tuple, shapes)),
-        slices=slices,
         fused=name in ("Adam", "AdamW") and all(bool(g.get("fused")) for g in groups),
     )
 
@@ -212,7 +199,7 @@ def _refuse(optimizer: torch.optim.Optimizer) -> NoReturn:
     )
 
 
-def check_same_structure(began: Optimizer, now: Optimizer) -> None:
+def check_same_structure(began: OptimizerDescription, now: OptimizerDescription) -> None:
     """Refuse a change of the kind of update. Rates and momenta may change from step to step."""
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
         raise NotSupported(

@@ -4,7 +4,7 @@ The gradient that arrives at the losses is each instance's weight in the step, a
 own hooks say when a step is taken.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -334,9 +334,7 @@ class StepWatch:
         writer = self.tape.writer
         executor = self.tape.executor
         pure = binding.optimizer
-        check_same_structure(
-            pure, read_optimizer(self.loop.optimizer, pure.group_sizes, binding.groups)
-        )
+        check_same_structure(pure, read_optimizer(self.loop.optimizer, binding.groups))
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         all_micros, opens = ddp.share_step(ranks, own, writer.opens_segment())
         step = Step(all_micros, binding.numbers(), self._epoch, self._clip, self._scale)
