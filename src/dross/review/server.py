@@ -332,7 +332,8 @@ def _answer_dross_error(request: Request, error: Exception) -> Response:
 
 def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONAnswer({"error": error.detail}, error.status_code, error.headers)
+    sentence = f"{error.detail.removesuffix('.')}."  # Starlette's own have no full stop
+    return JSONAnswer({"error": sentence}, error.status_code, error.headers)
 
 
 def _answer_unexpected_error(request: Request, error: Exception) -> Response:
