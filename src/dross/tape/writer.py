@@ -62,7 +62,7 @@ class _Written:
 class TapeWriter:
     """Appends steps to a tape.
 
-    A full segment is closed and goes to a thread that writes it while the training goes on. The
+    A full segment is closed and goes to a thread that writes it while the training continues. The
     manifest is only ever written by the caller's thread, at the next step after the files are
     there. A segment is held until then, so that a failed write can be tried again.
 
@@ -167,7 +167,7 @@ class TapeWriter:
         if before is not None and after_run is not None and before.file != after_run.file:
             self._remove([before.file])
 
-    # --- in a thread of its own -------------------------------------------------------------------
+    # --- writing, where possible in a thread ------------------------------------------------------
 
     def _write_closed(
         self, after: State | None, *, commit: bool = False, in_background: bool = False
@@ -312,9 +312,7 @@ class TapeWriter:
     ) -> SegmentEntry:
         epochs = [step.epoch for step in segment.steps]
         return SegmentEntry(
-            file=written.file,
-            bytes=written.bytes,
-            sha256=written.sha256,
+            **asdict(written),
             shards=shards,
             first=segment.first,
             steps=len(segment.steps),
