@@ -1,4 +1,4 @@
-"""What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
+"""What to remove and what to relabel: decisions, a plan, or the top of a list."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ BY_DECISIONS = "decisions"
 
 @dataclass(frozen=True)
 class ChosenEdits(Edits):
-    """How the cleaned training data differ from the original, and who says so."""
+    """How the cleaned training data differ from the original, and why."""
 
     what: str  # in words; BY_DECISIONS where a person decided on the page
     rule: str | None = None  # the rule that they follow, if any; see RULES
@@ -66,7 +66,12 @@ def choose_edits(
             "Nothing has been removed or relabelled on the page yet. "
             f"Decide with dross review {project.folder}, or pass `remove`."
         )
-    return _from_suggestion(project)
+    if project.recommended is None:
+        raise InvalidInput(
+            "Nothing has been decided, and no change is recommended. "
+            f"{project.info.recommendation.reason} To remove some anyway, pass `remove`."
+        )
+    return _from_plan(project.recommended)
 
 
 def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
@@ -75,9 +80,8 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
         raise InvalidInput(
-            f"`relabel` has no rows to change: no label is probably "
-            f"wrong. Pass `remove`, or relabel by hand with dross review "
-            f"{project.folder}."
+            "`relabel` has no rows to change: no label is probably wrong. Pass `remove`, or "
+            f"relabel by hand with dross review {project.folder}."
         )
     predictions = suspects.head(relabel)["prediction"]
     relabelled = {int(id): str(label) for id, label in predictions.items()}
@@ -94,30 +98,19 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
 
 
 def _from_decisions(project: Project) -> ChosenEdits:
-    decided = project.current_decisions()
+    decisions = project.current_decisions()
     count = len(project.table)
     path = project.folder / "decisions.sqlite"
-    check_belongs(decided, path, TRAIN, count, project.classes)
-    removed = [id for id, (action, _) in decided.items() if action == REMOVE]
-    relabelled = {id: str(label) for id, (action, label) in decided.items() if action == RELABEL}
-    kept = [id for id, (action, _) in decided.items() if action == KEEP]
+    check_belongs(decisions, path, TRAIN, count, project.classes)
+    removed = [id for id, (action, _) in decisions.items() if action == REMOVE]
+    relabelled = {id: str(label) for id, (action, label) in decisions.items() if action == RELABEL}
+    kept = tuple(id for id, (action, _) in decisions.items() if action == KEEP)
     if len(removed) > count - MIN_INSTANCES // 2:
         raise InvalidInput(
             f"{len(removed)} of {count} training instances are removed: too few are left "
             "to train on. Undo some of these decisions."
         )
-    return ChosenEdits(
-        np.array(removed, dtype=np.int64), relabelled, BY_DECISIONS, kept=tuple(kept)
-    )
-
-
-def _from_suggestion(project: Project) -> ChosenEdits:
-    if project.recommended is None:
-        raise InvalidInput(
-            "Nothing has been decided, and no change is recommended. "
-            f"{project.info.recommendation.reason} To remove some anyway, pass `remove`."
-        )
-    return _from_plan(project.recommended)
+    return ChosenEdits(np.array(removed, dtype=np.int64), relabelled, BY_DECISIONS, kept=kept)
 
 
 def find_plan(project: Project, name: str) -> PlanResult:

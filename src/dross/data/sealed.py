@@ -23,7 +23,8 @@ def write_sealed(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
     Raises:
         DrossError: it cannot be written.
     """
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    # cloned, because safetensors refuses tensors that share memory
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     text = json.dumps(notes)
     write_bytes(path, save(tensors, {"dross": text, "digest": _digest(tensors, text)}))
 
