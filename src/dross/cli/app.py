@@ -21,10 +21,10 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
+    help="Find the training instances that make a model worse, and test it by retraining.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
     epilog="Exit codes: 0, done (whatever the verdict); 1, an error, explained on stderr; 2, a "
-    "wrong command line; 130, stopped with Ctrl-C: run the same command again to go on.",
+    "wrong command line; 130, stopped with Ctrl-C: run the same command again to continue.",
 )
 Command = Callable[..., None]
 
@@ -76,6 +76,6 @@ def main() -> None:
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
         PlainConsole(stderr=True).print(
-            "Stopped. What was done is kept: run the same command again to go on."
+            "Stopped. What was done is kept: run the same command again to continue."
         )
         sys.exit(130)

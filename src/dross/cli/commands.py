@@ -37,8 +37,8 @@ def demo(
 ) -> None:
     """Clean 900 digits of scikit-learn, 5 % of whose labels are wrong on purpose.
 
-    Reads them as images, examines every label with models that did not learn it, recommends what
-    to relabel or remove, judges that with fresh seeds on parts of the data that had no part in it,
+    Reads them as images, examines every label with out-of-fold predictions, recommends what to
+    relabel or remove, judges that with fresh seeds on parts of the data that had no part in it,
     writes a cleaned copy, and says how many labels are wrong before and after.
     """
     from ..demo import FLIPPED_SHARE, TRAIN, run_demo
@@ -99,8 +99,8 @@ def clean(
 ) -> None:
     """Find the training instances that make a model worse.
 
-    Examines the label of every row with models that did not learn it, and scores every row by how
-    much it adds to the error on held-out rows. Compares plans for what to relabel or remove with
+    Examines the label of every row with out-of-fold predictions, and scores every row by how much
+    it adds to the error on held-out rows. Compares plans for what to relabel or remove with
     changing nothing, on rows that had no part in the plan, and recommends one only if it makes
     models better beyond chance. Finds copies and writes a report. The input is never changed. If it
     is stopped, run the same command again to continue.
@@ -152,10 +152,10 @@ def clean(
     _print_project(project, quiet, as_json)
 
 
-def _read_column_kind(given: str) -> tuple[str, str]:
-    name, equals, kind = given.rpartition("=")
+def _read_column_kind(option: str) -> tuple[str, str]:
+    name, equals, kind = option.rpartition("=")
     if not equals:
-        raise InvalidInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
+        raise InvalidInput(f"--column takes NAME=KIND, such as zip=category; '{option}' has no =.")
     return name, kind
 
 

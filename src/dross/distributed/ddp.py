@@ -21,7 +21,6 @@ from ..engine.objective import Objective
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import NotSupported
-from ..tape.format import AverageRecord
 from .ranks import ALONE, RankReducer, Reducer
 
 
@@ -123,19 +122,8 @@ class NoTape:
         """Count a step."""
         self.next_step += 1
 
-    def flush(self, after: State | None = None) -> None:
+    def end_segment(self, *args: Any, **kwargs: Any) -> None:
         """Begin a new segment."""
         self.segment_start = self.next_step
 
-    def save(self, after: State) -> None:
-        """Begin a new segment."""
-        self.segment_start = self.next_step
-
-    def finish(
-        self,
-        after: State | None = None,
-        complete: bool = True,
-        average: AverageRecord | None = None,
-    ) -> None:
-        """End the last segment."""
-        self.segment_start = self.next_step
+    flush = save = finish = end_segment

@@ -76,7 +76,7 @@ def ranks_of(model: nn.Module) -> RankReducer:
 
 
 def refuse_to_open() -> NoReturn:
-    """A model under fully_shard is trained, and not asked."""
+    """A model under fully_shard is trained, and not queried."""
     raise NotSupported(
         "A loop under fully_shard does not open its tape by itself. Call recorder.close() on every "
         "rank, then dross.load(path, model, data, loss) with a model that is not under "

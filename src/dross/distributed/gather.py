@@ -530,7 +530,7 @@ def join_ranks(
     Arguments:
         recording: of any tape, of one process or of many.
         group: a torch.distributed group, all of whose ranks call this; None: this process alone.
-        question: what is asked, for the message where the ranks ask different things. `steps` are
+        question: the arguments of the retrace, which must be the same on all ranks. `steps` are
             the first step that is retraced and the one after the last.
         sharded: whether each rank holds only a shard of every state.
         resumable: whether progress is kept.

@@ -313,7 +313,7 @@ class RankReducer(Reducer):
             raise DrossError(
                 f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one "
                 "of them has died, or takes longer than the process group's timeout. Its own "
-                "message, if it left one, says why. Start the job again: a retrace goes on where "
+                "message, if it left one, says why. Start the job again: a retrace continues where "
                 "it was with resume=folder, a recording with resume=True."
             ) from error
 

@@ -110,10 +110,10 @@ _STATE = "state."  # in a segment; the end of a tape has the bare names
 
 
 def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
-    """The error where other ranks would go on with a tape than those that began it."""
+    """The error where other ranks would continue a tape than those that began it."""
     return InputChanged(
-        f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would go on "
-        f"with it. Start {shards}, or record the run again in another folder. Retracing takes any "
+        f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would "
+        f"continue it. Start {shards}, or record the run again in another folder. Retracing takes any "
         "number of ranks."
     )
 

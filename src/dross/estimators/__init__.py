@@ -31,7 +31,7 @@ class Estimator(Protocol):
 
         Arguments:
             run: the recorded run.
-            query: what is asked, such as `dross.mean_loss(validation)`.
+            query: whose change is estimated, such as `dross.mean_loss(validation)`.
 
         Returns:
             Scores with `values` float64 [N], or [Q, N] for a query with Q numbers; the lowest are

@@ -31,6 +31,7 @@ from ..replay.recording import Recording
 #: (v [Q, p], batch size or None for all) -> (H + damping) v
 Product = Callable[[Tensor, int | None], Tensor]
 _CONVERGED = 1e-4  # the largest relative residual of a solution
+_CHUNK = 512  # instances in memory at once
 
 
 class Solver(Protocol):
@@ -188,9 +189,6 @@ class InfluenceFunction:
         }
         by_epoch = values[:, None, :]
         return Scores.of_query(by_epoch, query, value, step=run.steps, details=details)
-
-
-_CHUNK = 512
 
 
 class InstanceGradients:

@@ -15,6 +15,8 @@ from ..influence.run import Run
 from ..influence.scores import Scores
 from .inverse_hessian import InstanceGradients
 
+_CHUNK = 1024  # instances in memory at once
+
 
 def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
     """Scores of an estimator that gives one number per instance [N], whatever the epoch."""
@@ -50,9 +52,6 @@ class Random:
         """Score every training instance by a normal random number."""
         values = np.random.default_rng(self.seed).standard_normal(len(run))
         return as_scores(run, as_query(query), values)
-
-
-_CHUNK = 1024
 
 
 def inputs_in_chunks(instances: Instances) -> Iterator[Any]:

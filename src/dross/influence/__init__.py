@@ -1,1 +1,1 @@
-"""What can be asked of a recorded run: scores, counterfactual runs, verification."""
+"""Queries of a recorded run: scores, counterfactual runs, verification."""

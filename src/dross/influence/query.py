@@ -1,4 +1,4 @@
-"""What is asked of a trained model, and its derivative: the seed of a retrace.
+"""A query of a trained model, and its derivative: the seed of a retrace.
 
 A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It consists of
 parts, so that a large validation set is never in memory at once. The parts are added up (a mean) or
@@ -31,12 +31,12 @@ QueryPart = tuple[int, Function]  # how many instances it looks at, and what it 
 
 _CHUNK = 1024  # instances in memory at once
 _QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
-_MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
+_MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are queried
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked of a model: Q numbers, or a single one.
+    """A function of a model: Q numbers, or a single one.
 
     Made by `mean_loss`, `expected_error`, `losses`, `outputs` and `query`, and passed to
     `Run.influence`, `Run.evaluate`, `Run.leave_one_out` and `Run.verify`.
@@ -108,7 +108,7 @@ class Query:
 
         Arguments:
             objective: of the run.
-            state: the state that is asked.
+            state: the state at which it is taken.
 
         Returns:
             d query / d state with a leading axis [Q], and the value, as `evaluate` has it.
@@ -215,7 +215,7 @@ def mean_loss(data: Any) -> Query:
         A query of one number.
 
     Raises:
-        InvalidInput: where the data cannot be used, once the query is asked.
+        InvalidInput: where the data cannot be used, once the query is evaluated.
     """
     return _average("mean_loss", data, _losses)
 
@@ -240,7 +240,7 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
 
     Raises:
         InvalidInput: where the scale is not above 0, and where the data cannot be used, once the query
-            is asked.
+            is evaluated.
     """
     scale = check_number(scale, "scale")
     if not 0 < scale < float("inf"):
@@ -279,7 +279,7 @@ def losses(data: Any) -> Query:
         A query of M numbers.
 
     Raises:
-        InvalidInput: where the data cannot be used, once the query is asked.
+        InvalidInput: where the data cannot be used, once the query is evaluated.
     """
     return _each("losses", data, _losses)
 
@@ -298,7 +298,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
         `index`, M times the number of outputs without it.
 
     Raises:
-        InvalidInput: where there is no output `index`, once the query is asked.
+        InvalidInput: where there is no output `index`, once the query is evaluated.
     """
 
     def predict(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
@@ -329,7 +329,7 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         A query of as many numbers as fn returns.
 
     Raises:
-        InvalidInput: where fn fails or returns something else, once the query is asked.
+        InvalidInput: where fn fails or returns something else, once the query is evaluated.
     """
 
     def parts(objective: Objective) -> Iterator[QueryPart]:

@@ -1,4 +1,4 @@
-"""A recorded run and everything that can be asked of it."""
+"""A recorded run: scores, counterfactual runs and what else can be computed from it."""
 
 import os
 import warnings
@@ -31,7 +31,7 @@ from .verify import Verification, check_scores, choose, compare
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run, and what can be asked of it.
+    """A recorded run: what was trained, and what followed from each instance.
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
         scores.most_harmful(10)
@@ -78,8 +78,8 @@ class Run:
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
-            step: ask the model after that many steps instead of the last.
-            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
+            step: take the model after that many steps instead of the last.
+            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
 
         Returns:
             float64 [], or [Q] for a query of Q values.
@@ -124,7 +124,7 @@ class Run:
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             epochs: retrace only this many of the last epochs.
-            step: ask the model after that many steps instead of the last.
+            step: take the model after that many steps instead of the last.
             resume: where progress is kept every half minute: a folder, or True for the tape's own.
                 The same call after a crash continues from there and gives the same bits; the file
                 is removed when the scores are finished.
@@ -132,7 +132,7 @@ class Run:
                 them makes this call and gets the scores.
             sharded: let each of these ranks hold only its shard of the states, of the optimizer's
                 memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
-            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
+            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -251,8 +251,8 @@ class Run:
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             instances: the ids of K instances; all of them by default.
-            step: ask the model after that many steps instead of the last.
-            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
+            step: take the model after that many steps instead of the last.
+            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
             removal, epochs, n_jobs, folder: as for `counterfactual`.
 
         Returns:

@@ -45,11 +45,11 @@ class Scores:
 
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query
     by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; they add up to values
-    query: Query  # what was asked
+    query: Query  # whose change is estimated
     query_value: np.ndarray | None = None  # float64 [], or [Q]: its value at the model
-    weights: str = MODEL  # "model", or "average": whose weights were asked
+    weights: str = MODEL  # "model", or "average": whose weights were queried
     first_epoch: int = 0  # the epoch that by_epoch begins with
-    step: int = 0  # after how many steps the model was asked
+    step: int = 0  # after how many steps the model was queried
     hessian: bool = True  # False: the Hessian term was left out
     details: dict[str, Any] = field(default_factory=dict)  # what a retrace or an estimator adds
 
@@ -68,7 +68,7 @@ class Scores:
 
         Arguments:
             by_epoch: each epoch's part [Q, E, N], with Q = 1 for one value.
-            query: what was asked.
+            query: whose change is estimated.
             query_value: its value at the model.
             about: the other fields.
         """

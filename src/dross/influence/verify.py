@@ -198,7 +198,7 @@ def check_scores(scores: Any, count: int, value: Callable[[Query], np.ndarray]) 
     Arguments:
         scores: what the user passed.
         count: how many instances the run has.
-        value: gives the value of a query at the model that was asked.
+        value: gives the value of a query at the model.
 
     Raises:
         InvalidInput: it says what is wrong with them.
@@ -207,15 +207,15 @@ def check_scores(scores: Any, count: int, value: Callable[[Query], np.ndarray]) 
         raise InvalidInput(f"verify takes the Scores of this run, not {type(scores).__name__}.")
     if len(scores) != count:
         raise InvalidInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
-    now = value(scores.query)
-    if now.shape != scores.values.shape[:-1]:
+    value_now = value(scores.query)
+    if value_now.shape != scores.values.shape[:-1]:
         say = lambda shape: say_count(shape[0], "value") if shape else "one value"
         raise InvalidInput(
-            f"The query has {say(now.shape)} and the scores have "
+            f"The query has {say(value_now.shape)} and the scores have "
             f"{say(scores.values.shape[:-1])}: they are for different data."
         )
     known = scores.query_value
-    if known is not None and not np.allclose(now, known, rtol=_SAME_VALUE, atol=0):
+    if known is not None and not np.allclose(value_now, known, rtol=_SAME_VALUE, atol=0):
         raise InvalidInput(
             f"{scores.query.name} has another value at this model than where the scores were "
             "computed: they are the scores of another run, or of a query of other data."

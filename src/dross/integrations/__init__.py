@@ -1,1 +1,1 @@
-"""dross inside other libraries: one thin module each, imported only when asked for."""
+"""dross inside other libraries: one thin module each, never imported by dross itself."""

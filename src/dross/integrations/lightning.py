@@ -224,7 +224,7 @@ class DrossCallback(Callback):
         """Leave the module and the trainer as they were."""
         self._patches.close()
 
-    # --- what can be asked ------------------------------------------------------------------------
+    # --- the recorded run -------------------------------------------------------------------------
 
     def recorded_run(self, module: Any = None, loader: Any = None) -> Run:
         """The run that was recorded.

@@ -295,8 +295,8 @@ class _Cleaning(ABC):
 class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Any classifier of scikit-learn, fitted on data that dross has cleaned.
 
-    `fit(X, y)` examines the label of every row with models that did not learn it, removes or
-    relabels what the recommended plan says, and fits the estimator on the result. Where no plan is
+    `fit(X, y)` examines the label of every row with out-of-fold predictions, removes or relabels
+    what the recommended plan says, and fits the estimator on the result. Where no plan is
     better than changing nothing, beyond chance and on held-out rows, nothing is changed.
 
     Arguments:

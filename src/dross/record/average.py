@@ -117,7 +117,7 @@ class AverageWatch:
         return binding.layout.flatten(average)
 
     def _rate(self, count: int) -> float:
-        """a_n of the update after `count` of them, asked of the averaging function itself."""
+        """a_n of the update after `count` of them, computed with the averaging function itself."""
         if count == 0:
             return 1.0  # the first one copies
         average = lambda old, new: self._average(old, new, count)

@@ -79,7 +79,7 @@ class Recorder:
 
     Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
     recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
-    same at every step; the losses and outputs that are asked of the run are computed in it, too.
+    same at every step; queries of the run are computed in it, too.
     With float16, give the loop's GradScaler as `scaler=` and use it as usual:
 
         with recorder.step(ids, x, y) as losses:

@@ -100,7 +100,7 @@ def train(
         resume: True continues what a crash or Ctrl-C left in `path`. Naming that folder means the
             same.
         autocast: torch.bfloat16 or torch.float16: the forward pass and the loss are computed inside
-            `torch.autocast`, and so are the losses and outputs that are asked of the model.
+            `torch.autocast`, and so are queries of the run.
 
     Returns:
         The recorded run. The model and the optimizer are as if the loop had run on them.
