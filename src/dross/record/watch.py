@@ -75,8 +75,7 @@ class StepWatch:
         self._losses: list[Tensor] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
-        self._compared = False  # the kernels of attention
-        self._rehearsed: int | None = None  # the last step that was
+        self._next_rehearsal = 0  # not before this step: it costs a step
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self.average: AverageWatch | None = None
 
@@ -345,7 +344,7 @@ class StepWatch:
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
         check_finite(t, after, g, self._losses, ids, kept=writer.segment_start)
-        if opens and self._is_due(t):
+        if opens and t >= self._next_rehearsal:
             assert self._before is not None
             check_replayable(
                 executor,
@@ -358,10 +357,10 @@ class StepWatch:
                 ranks=self.tape.rehearsing,
                 t=t,
             )
-            if not self._compared:
+            if not self._next_rehearsal:  # the first one
                 gap = compare_attention(executor, self._before, batches[0])
                 self.tape.note(attention_gap=gap)
-                self._compared = True
+            self._next_rehearsal = t + _STEPS_BETWEEN_REHEARSALS
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
         self._pending = []
@@ -422,12 +421,6 @@ class StepWatch:
         self._scale = 1.0
         self._skipping = True
         self.skipped += 1
-
-    def _is_due(self, t: int) -> bool:
-        """Whether step t is rehearsed: it costs a step, and a segment may have only a few."""
-        due = self._rehearsed is None or t - self._rehearsed >= _STEPS_BETWEEN_REHEARSALS
-        self._rehearsed = t if due else self._rehearsed
-        return due
 
     def weights_on_device(self, micro: MicroBatch) -> Tensor:
         """How much each loss counts, in a type that holds 1/B well enough: [B]."""
