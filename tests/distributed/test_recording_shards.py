@@ -86,4 +86,4 @@ def test_a_loop_under_fully_shard_goes_on_where_it_was_stopped(tmp_path):
         assert found[rank]["steps"] == 3
         close(found[rank]["values"], expected)
     for rank in range(4):
-        assert "has shards of 2 ranks, and 4 would continue with it" in found[rank]["refused"]
+        assert "has shards of 2 ranks, and 4 would continue it" in found[rank]["refused"]
