@@ -97,7 +97,7 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
 
 def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
     path = small_table(tmp_path / "t.csv")
-    with pytest.raises(InvalidInput, match="takes pictures"):
+    with pytest.raises(InvalidInput, match="takes images"):
         dross.clean(path, "kind", model="cnn", out=tmp_path / "run", **QUICK)
     dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
     with pytest.raises(InvalidInput, match="lr must be above 0"):

@@ -171,5 +171,5 @@ def test_the_default_batch_size_grows_with_the_data_within_bounds():
 
 
 def test_a_cnn_refuses_what_is_no_picture():
-    with pytest.raises(InvalidInput, match="takes pictures"):
+    with pytest.raises(InvalidInput, match="takes images"):
         Recipe("cnn", (5,), 3).build(0)

@@ -17,7 +17,7 @@ from .explain import Reasons, find_reasons
 from .job import Job, describe_cost
 from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
 from .modality import Frame, PreparedData
-from .model_choice import lower_rate, use_lowered_rate
+from .model_choice import lower_rate
 from .plans import (
     KEEP,
     NOISE_AWARE,
@@ -226,7 +226,6 @@ def _score(
     job: Job, recipe: Recipe, parts: list[RunPart], scale: float
 ) -> tuple[Recipe, list[Run], InstanceScores]:
     """Train and score; where that diverges, once more at a lower rate."""
-    recipe = use_lowered_rate(job, recipe)
     job.say(f"Training {say_count(len(parts), 'run')} and retracing each ...")
 
     def score_with(recipe: Recipe) -> tuple[Recipe, list[Run], InstanceScores]:

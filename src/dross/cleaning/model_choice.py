@@ -146,7 +146,6 @@ class KeptSearch:
     enlarged: float
     encoding: Encoding
     note: str
-    lowered: float | None = None  # the learning rate, where training at the found one diverged
 
 
 def find_recipe(job: Job) -> tuple[Job, SearchResult]:
@@ -263,17 +262,11 @@ def _add_note(data: PreparedData, note: str) -> PreparedData:
 
 
 def lower_rate(job: Job, recipe: Recipe) -> Recipe:
-    """A third of the learning rate, also when an interrupted attempt continues."""
+    """A third of the learning rate, also where a stopped call of `dross clean` continues."""
     path = job.folder / _FILE
     lowered = replace(recipe, rate=recipe.rate / 3)
-    write_sealed(path, replace(read_sealed(path, KeptSearch), lowered=lowered.rate))
+    write_sealed(path, replace(read_sealed(path, KeptSearch), recipe=lowered.settings))
     return lowered
-
-
-def use_lowered_rate(job: Job, recipe: Recipe) -> Recipe:
-    """The recipe at the learning rate that an earlier attempt had to lower it to, if it had."""
-    saved = read_sealed(job.folder / _FILE, KeptSearch)
-    return replace(recipe, rate=saved.lowered or recipe.rate)
 
 
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
