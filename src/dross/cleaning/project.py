@@ -411,9 +411,13 @@ _RESTORE = "Put it back as it was, or run dross clean again."
 
 def needed_code(project: Project, *, needs_model: bool = True) -> list[str]:
     """The `module:function`s that `reopen_inputs` imports."""
-    options, request = project.info.options, project.request
-    model = options.make if options is not None and needs_model else None
-    return [*([request.data] if request.is_code else []), *([model] if model else [])]
+    options = project.info.options
+    needed = []
+    if project.request.is_code:
+        needed.append(project.request.data)
+    if needs_model and options is not None and options.make is not None:
+        needed.append(options.make)
+    return needed
 
 
 def reopen_inputs(
