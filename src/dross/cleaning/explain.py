@@ -293,7 +293,7 @@ def _find_telling_words(
     return _strongest(weights, words.tolist(), _MAX_WORDS)
 
 
-def _strongest(weights: Tensor, names: Sequence[str], count: int) -> list[list[tuple[str, float]]]:
+def _strongest(weights: Tensor, names: list[str], count: int) -> list[list[tuple[str, float]]]:
     """The names with the largest weights of each row, weights [K, names]."""
     largest = weights.abs().topk(min(count, weights.shape[1]))
     return [
