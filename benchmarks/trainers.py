@@ -29,8 +29,8 @@ from .tables import make_parser, print_head, print_row
 Train = Callable[[Path | None], object]  # with a tape, or without
 
 
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random pictures with labels."""
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """Random images with labels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1024, 1, 28, 28, generator=generator)
     return x, torch.randint(10, (1024,), generator=generator)
@@ -93,7 +93,7 @@ def make_lightning(keep: object, epochs: int) -> Train:
 
     from dross.integrations.lightning import DrossCallback
 
-    x, y = pictures()
+    x, y = images()
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -128,7 +128,7 @@ def make_accelerate(keep: object, epochs: int) -> Train:
     """A convolutional network in a loop of one's own."""
     from accelerate import Accelerator
 
-    x, y = pictures()
+    x, y = images()
 
     def train(tape: Path | None) -> object:
         model = network()
@@ -141,12 +141,12 @@ def make_accelerate(keep: object, epochs: int) -> Train:
             given = {"data": (x, y), "keep": keep, "expected_steps": 16 * epochs}
             recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tape, **given)
         for _ in range(epochs):
-            for ids, pictures, labels in loader:
+            for ids, images, labels in loader:
                 if recorder is None:
-                    accelerator.backward(F.cross_entropy(model(pictures), labels))
+                    accelerator.backward(F.cross_entropy(model(images), labels))
                 else:
-                    with recorder.observe(ids, pictures, labels) as watch:
-                        loss = F.cross_entropy(model(pictures), labels)
+                    with recorder.observe(ids, images, labels) as watch:
+                        loss = F.cross_entropy(model(images), labels)
                         watch(loss)
                         accelerator.backward(loss)
                 optimizer.step()
@@ -162,7 +162,7 @@ def make_skorch(keep: object, epochs: int) -> Train:
 
     from dross.integrations.skorch import DrossCallback
 
-    x, y = pictures()
+    x, y = images()
 
     def train(tape: Path | None) -> object:
         callbacks = [] if tape is None else [("dross", DrossCallback(path=tape, keep=keep))]

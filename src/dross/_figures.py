@@ -102,10 +102,10 @@ def plot_agreement(ax: Any, estimated: np.ndarray, actual: np.ndarray) -> None:
     ax.locator_params(nbins=5)
 
 
-def encode_png(picture: np.ndarray) -> bytes:
-    """Return the bytes of a PNG file for a picture, uint8 [H, W] or [H, W, 3]."""
+def encode_png(image: np.ndarray) -> bytes:
+    """Return the bytes of a PNG file for an image, uint8 [H, W] or [H, W, 3]."""
     from PIL import Image
 
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, "png", optimize=True)
+    Image.fromarray(image).save(out, "png", optimize=True)
     return out.getvalue()

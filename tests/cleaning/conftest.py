@@ -81,7 +81,7 @@ def _album(tmp_path_factory):
 
 @pytest.fixture
 def album(_album, tmp_path):
-    """The folder of a small project of pictures, and beside it its input `pics`; to be spoilt."""
+    """The folder of a small project of images, and beside it its input `pics`; to be spoilt."""
     return copy_project(_album, tmp_path / "album")
 
 

@@ -129,7 +129,7 @@ def test_texts_in_a_frame(tmp_path):
     assert prepared.source.modality.name == "text" and same(back, frame)
 
 
-def test_a_frame_of_paths_of_pictures(tmp_path, monkeypatch):
+def test_a_frame_of_paths_of_images(tmp_path, monkeypatch):
     from dross._figures import encode_png
 
     monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
     assert len(pandas.read_parquet(tmp_path / "frames" / file_name("test"))) == 30
 
 
-def test_pictures_are_scaled_for_the_eye(tmp_path):
+def test_images_are_scaled_for_the_eye(tmp_path):
     grey = np.linspace(-2, 2, 2 * 4 * 4).reshape(2, 4, 4)
     np.save(tmp_path / "data.npy", grey)
     first, last = (read_image(tmp_path / "data.npy" / str(k)) for k in (0, 1))

@@ -33,7 +33,7 @@ def run(monkeypatch, capsys):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     rng = np.random.default_rng(0)
     for kind in ("cat", "dog"):
         (tmp_path / "pics" / kind).mkdir(parents=True)
@@ -68,18 +68,18 @@ BROKEN = "raise RuntimeError('operator torchvision::nms does not exist')"
     ],
 )
 def test_a_backbone_that_cannot_be_loaded(
-    run, pictures, tmp_path, monkeypatch, caplog, library, error, said
+    run, images, tmp_path, monkeypatch, caplog, library, error, said
 ):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "timm.py").write_text(library)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    before = sorted(pictures.rglob("*"))
-    words = ("clean", pictures, "--out", tmp_path / "run", "--epochs", "2")
+    before = sorted(images.rglob("*"))
+    words = ("clean", images, "--out", tmp_path / "run", "--epochs", "2")
     code, printed = run(*words, "--backbone", "timm:resnet18")
     assert code == 1 and error in printed and said in printed and "see the manual" not in printed
     assert "`backbone`" in printed and not caplog.records  # nothing but the sentence
-    assert sorted(pictures.rglob("*")) == before and not (tmp_path / "run/project.json").exists()
+    assert sorted(images.rglob("*")) == before and not (tmp_path / "run/project.json").exists()
 
 
 def test_features_of_the_wrong_length(run, tmp_path):

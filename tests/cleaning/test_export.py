@@ -18,7 +18,7 @@ from dross.errors import InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
 
 
-def test_pictures_in_folders(tmp_path, monkeypatch):
+def test_images_in_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(examine, "recommend", recommend_removing(5))  # it takes long
     digits = load_flipped_digits()
     first = {part: 500 if part == "train" else 120 for part in ("train", "validation", "test")}
@@ -36,8 +36,8 @@ def test_pictures_in_folders(tmp_path, monkeypatch):
     sources = project.table["source"]
     bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in sources])
     assert enrichment(project, bad, "mislabel_rank") > 10
-    assert project.picture("train", 0)[:4] == b"\x89PNG"
-    assert project.picture("train", 10**6) is None and project.picture("../x", 0) is None
+    assert project.image("train", 0)[:4] == b"\x89PNG"
+    assert project.image("train", 10**6) is None and project.image("../x", 0) is None
     first = int(project.table.sort_values("harm_rank").index[0])
     project.decisions.record({first: ("remove", None), 5: ("relabel", "7")})
     cleaned = tmp_path / "cleaned"
@@ -132,7 +132,7 @@ def test_the_copy_is_a_copy(tmp_path):
     assert set(notes) == {"None", "NA", "-"}
 
 
-def test_relabelled_pictures_do_not_overwrite_others():
+def test_relabelled_images_do_not_overwrite_others():
     names = ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
     placed = place_images(names, RowEdits(set(), {0: "b", 1: "b"}))
     assert len(placed) == len(set(placed.values())) == 4

@@ -1,4 +1,4 @@
-"""Features of pretrained models and of the user's own: what models learn of pictures and texts."""
+"""Features of pretrained models and of the user's own: what models learn of images and texts."""
 
 import importlib.util
 import shutil
@@ -32,7 +32,7 @@ PATIENT = FEW | {"epochs": 12}
 CPU = torch.device("cpu")
 
 
-def draw_pictures(folder, count=20, side=16, seed=0, moving=False):
+def draw_images(folder, count=20, side=16, seed=0, moving=False):
     """Two classes: stripes that lie, and stripes that stand; moving ones are where they like."""
     rng = np.random.default_rng(seed)
     for kind in ("lying", "standing"):
@@ -65,13 +65,13 @@ def candidates(*given):
 def photos(tmp_path_factory):
     pytest.importorskip("efficientnet_lite_pytorch")
     folder = tmp_path_factory.mktemp("photos")
-    draw_pictures(folder / "pics", count=30, side=32, moving=True)
+    draw_images(folder / "pics", count=30, side=32, moving=True)
     said = []
     dross.clean(folder / "pics", out=folder / "run", say=said.append, **PATIENT)
     return folder, said
 
 
-def test_pictures_are_learnt_by_the_features_of_a_pretrained_model(photos):
+def test_images_are_learnt_by_the_features_of_a_pretrained_model(photos):
     folder, said = photos
     project = dross.Project.open(folder / "run")
     choice = next(line for line in said if line.startswith("Held-out loss"))
@@ -79,13 +79,13 @@ def test_pictures_are_learnt_by_the_features_of_a_pretrained_model(photos):
     assert choice in project.info.notes
     assert project.info.training.encoding.backbone == "efficientnet-lite0"
     assert project.info.training.recipe.inputs == (1280,)
-    assert list((folder / "run" / "pictures").glob("train-*.png"))  # the page shows the pictures
+    assert list((folder / "run" / "images").glob("train-*.png"))  # the page shows the images
 
 
 def test_pixels_are_learnt_where_they_are_better(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
-    pictures = draw_pictures(tmp_path / "pics")  # each pixel tells the class
-    project = dross.clean(pictures, out=tmp_path / "run", **FEW)
+    images = draw_images(tmp_path / "pics")  # each pixel tells the class
+    project = dross.clean(images, out=tmp_path / "run", **FEW)
     assert project.info.training.recipe.inputs == (3, 16, 16)
     assert any("Taken: mlp on pixels" in note for note in project.info.notes)
     assert reopen_inputs(project)[0].shape == (3, 16, 16)
@@ -133,7 +133,7 @@ def test_another_backbone_is_another_job(photos):
 
 def test_features_that_were_computed_are_not_computed_again(tmp_path, monkeypatch):
     pytest.importorskip("efficientnet_lite_pytorch")
-    data = prepare(Request(str(draw_pictures(tmp_path / "pics", count=40))))
+    data = prepare(Request(str(draw_images(tmp_path / "pics", count=40))))
     given = (data, "efficientnet-lite0", tmp_path / "run", "d")
     first = kept.compute_features(*given, device=CPU, progress=False)
     assert first.shape == (80, 1280) and len(list((tmp_path / "run").rglob("piece-*"))) == 2
@@ -145,21 +145,21 @@ def test_features_that_were_computed_are_not_computed_again(tmp_path, monkeypatc
     assert asked == [(64, 80)] and torch.equal(first, again)
 
 
-def test_pictures_of_any_shape_become_features(tmp_path):
+def test_images_of_any_shape_become_features(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     from PIL import Image
 
     look = backbones.load_backbone("efficientnet-lite0", CPU)
     rng = np.random.default_rng(0)
     sizes = [(16, 16), (300, 200), (40, 500), (16, 16)]
-    pictures = [Image.fromarray(rng.integers(0, 255, (*s, 3)).astype(np.uint8)) for s in sizes]
-    together = look(pictures)
+    images = [Image.fromarray(rng.integers(0, 255, (*s, 3)).astype(np.uint8)) for s in sizes]
+    together = look(images)
     assert together.shape == (4, 1280) and together.isfinite().all()
-    alone = torch.cat([look([picture]) for picture in pictures])
+    alone = torch.cat([look([image]) for image in images])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
 
 
-def test_the_middle_of_a_large_picture_is_looked_at_in_its_real_size():
+def test_the_middle_of_a_large_image_is_looked_at_in_its_real_size():
     from PIL import Image
 
     wide = Image.new("RGB", (640, 224))
@@ -186,7 +186,7 @@ def test_a_backbone_that_cannot_be_used_is_refused_in_a_sentence(
     for module in ("timm", "torchvision", "transformers"):  # as if it were not installed
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidInput, match=message):
-        dross.clean(draw_pictures(tmp_path / "pics"), out=tmp_path / "run", backbone=name, **FEW)
+        dross.clean(draw_images(tmp_path / "pics"), out=tmp_path / "run", backbone=name, **FEW)
     assert not (tmp_path / "run").exists()
 
 
@@ -195,25 +195,25 @@ def test_weights_that_cannot_be_read_are_told_in_a_sentence(tmp_path, monkeypatc
     monkeypatch.setattr(
         model.EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(tmp_path / "gone.pth")
     )
-    pictures = draw_pictures(tmp_path / "pics")
+    images = draw_images(tmp_path / "pics")
     with pytest.raises(InvalidInput, match=r"weights of the backbone efficientnet-lite0.*gone"):
-        dross.clean(pictures, out=tmp_path / "run", **FEW)
-    project = dross.clean(pictures, out=tmp_path / "run", backbone="none", **FEW)
+        dross.clean(images, out=tmp_path / "run", **FEW)
+    project = dross.clean(images, out=tmp_path / "run", backbone="none", **FEW)
     assert project.info.training.recipe.model == "cnn"
 
 
-def test_without_a_pretrained_model_pictures_are_learnt_from_scratch(tmp_path, monkeypatch):
+def test_without_a_pretrained_model_images_are_learnt_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    request = Request(str(draw_pictures(tmp_path / "pics")))
+    request = Request(str(draw_images(tmp_path / "pics")))
     backbone, advice = choose_backbone(request, Options(), prepare(request))
     assert backbone == "none" and 'pip install "dross[images]"' in advice
     assert candidates(request) == [("cnn", "as read")]
 
 
-def test_tiny_pictures_and_networks_of_ones_own_are_learnt_from_pixels(tmp_path):
-    tiny = Request(str(draw_pictures(tmp_path / "tiny", side=8)))
+def test_tiny_images_and_networks_of_ones_own_are_learnt_from_pixels(tmp_path):
+    tiny = Request(str(draw_images(tmp_path / "tiny", side=8)))
     assert candidates(tiny) == [("mlp", "as read")]
-    usual = Request(str(draw_pictures(tmp_path / "usual")))
+    usual = Request(str(draw_images(tmp_path / "usual")))
     assert candidates(usual, Options(model="cnn")) == [("cnn", "as read")]
     assert candidates(usual, Options(make="a:b")) == [("custom", "as read")]
     with pytest.raises(InvalidInput, match="cnn learns images"):
@@ -301,23 +301,23 @@ def test_files_that_hold_no_features_are_refused_in_a_sentence(tmp_path):
         Request("t.csv", "kind", features="a.npy", backbone="wordllama")
 
 
-def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_features(tmp_path):
-    pictures = draw_pictures(tmp_path / "pics", count=25)
+def test_a_project_of_ones_own_features_shows_images_and_notices_other_features(tmp_path):
+    images = draw_images(tmp_path / "pics", count=25)
     rng = np.random.default_rng(0)
     kinds = np.repeat([0, 1], 25)[:, None]  # as dross lists them: sorted by path
     own = write_features(tmp_path / "own.npy", kinds + rng.normal(0, 0.1, (50, 4)))
     options = FEW | {"epochs": 8, "lr": 0.1}
-    project = dross.clean(pictures, out=tmp_path / "run", features=own, **options)
+    project = dross.clean(images, out=tmp_path / "run", features=own, **options)
     assert project.info.training.recipe.inputs == (4,)
     assert project.info.training.recipe.model in ("linear", "mlp")
-    assert list((tmp_path / "run" / "pictures").glob("train-*.png"))
+    assert list((tmp_path / "run" / "images").glob("train-*.png"))
     assert (project.table["prediction"] == project.table["label"]).mean() > 0.9
     assert torch.equal(reopen_inputs(project)[0].x["train"], reopen_inputs(project)[0].x["train"])
     write_features(own, kinds + rng.normal(0, 0.1, (50, 4)))
     with pytest.raises(InputChanged, match=r"own\.npy has changed"):
         reopen_inputs(project)[0]
     with pytest.raises(InvalidInput, match="other data"):
-        dross.clean(pictures, out=tmp_path / "run", features=own, **options)
+        dross.clean(images, out=tmp_path / "run", features=own, **options)
     assert project.info.request.features == str(own)
 
 
@@ -459,9 +459,9 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("there", ["cpu", "cuda"])
 def test_a_project_made_on_one_device_is_judged_on_another(tmp_path, there):
-    pictures = draw_pictures(tmp_path / "pics", count=30, side=32, moving=True)
+    images = draw_images(tmp_path / "pics", count=30, side=32, moving=True)
     other = {"cpu": "cuda", "cuda": "cpu"}[there]
-    project = dross.clean(pictures, out=tmp_path / "run", device=there, **PATIENT)
+    project = dross.clean(images, out=tmp_path / "run", device=there, **PATIENT)
     assert project.table["score"].notna().all()
     verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, device=other, progress=False)
     assert verdict.seeds == 2

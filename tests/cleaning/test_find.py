@@ -1,4 +1,4 @@
-"""Copies in tables, texts and pictures: which are found, which are natural, in which order."""
+"""Copies in tables, texts and images: which are found, which are natural, in which order."""
 
 import numpy as np
 import pandas
@@ -132,7 +132,7 @@ def test_short_texts_are_equal_by_nature_and_unknown_words_say_nothing(tmp_path)
     assert len(copies) == 0 and counts.natural == 20
 
 
-def test_pictures_by_their_pixels_and_with_a_little_noise(tmp_path):
+def test_images_by_their_pixels_and_with_a_little_noise(tmp_path):
     rng = np.random.default_rng(0)
     for kind in ("cat", "dog"):
         (tmp_path / kind).mkdir()

@@ -118,7 +118,7 @@ def test_a_frame_with_parts_of_its_own(tmp_path):
     assert "dross clean" in (project.folder / "report.html").read_text()
 
 
-def test_pictures_as_a_tensor(tmp_path):
+def test_images_as_a_tensor(tmp_path):
     rng = np.random.default_rng(0)
     y = torch.arange(80) % 2
     x = torch.from_numpy(rng.random((80, 3, 8, 8), dtype=np.float32)) / 2
@@ -126,8 +126,8 @@ def test_pictures_as_a_tensor(tmp_path):
     pair = (x[:40], y[:40])
     project = dross.clean(x, y, test=pair, out=tmp_path / "run", **SMALL | {"model": "mlp"})
     assert project.info.kind == "images"
-    picture = project.picture("train", 0)
-    assert picture is not None and picture.startswith(b"\x89PNG")
+    image = project.image("train", 0)
+    assert image is not None and image.startswith(b"\x89PNG")
     shutil.move(tmp_path / "run", tmp_path / "moved")
     project = dross.Project.open(tmp_path / "moved")
     verdict = dross.judge(project.folder, remove=4, quick=True, seeds=2, progress=False)
@@ -162,7 +162,7 @@ def test_tables_in_files_are_returned_as_frames(little, album):
         dross.Project.open(album).cleaned(remove=2)
 
 
-def test_pictures_in_an_array_are_seen_by_a_backbone(tmp_path):
+def test_images_in_an_array_are_seen_by_a_backbone(tmp_path):
     pytest.importorskip("efficientnet_lite_pytorch")
     rng = np.random.default_rng(0)
     x, y = rng.random((60, 16, 16), dtype=np.float32), np.repeat([0, 1], 30)

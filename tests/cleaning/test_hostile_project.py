@@ -99,7 +99,7 @@ def test_labels_that_are_no_classes_are_refused(album):
             dross.judge(album, decisions=True, seeds=2, progress=False)
 
 
-def test_no_picture_is_written_outside_of_the_export(album):
+def test_no_image_is_written_outside_of_the_export(album):
     """Even if the project says that it is a class."""
     before = sorted(str(path) for path in album.parent.rglob("*"))
     for label in ("../../x", "/tmp/dross-outside", "..", "."):
@@ -199,7 +199,7 @@ def test_a_changed_cell_of_an_ignored_column_is_refused(little, name):
     assert not (little.parent / "copy.csv").exists()
 
 
-def test_pictures_that_change_while_they_are_copied_are_refused(album, monkeypatch):
+def test_images_that_change_while_they_are_copied_are_refused(album, monkeypatch):
     real = images.place_images
 
     def meanwhile(names, edits):

@@ -1,4 +1,4 @@
-"""Pictures with many shades, broken ones, folders that are links, and what is left out."""
+"""Images with many shades, broken ones, folders that are links, and what is left out."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from tests.fuzz.mutate import damage
 
 
 def write_set(folder, make, suffix=".png", count=30, classes=("cat", "dog")):
-    """A folder per class; make(rng, class number) gives the pixels of a picture."""
+    """A folder per class; make(rng, class number) gives the pixels of an image."""
     rng = np.random.default_rng(0)
     for number, kind in enumerate(classes):
         (folder / kind).mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_sixteen_bits_are_scaled_not_cut_off(tmp_path, suffix):
     np.testing.assert_allclose(prepared.x["train"][:, 0].numpy(), expected, atol=1e-4)
 
 
-def test_large_pictures_of_sixteen_bits_are_resized_without_rounding(tmp_path):
+def test_large_images_of_sixteen_bits_are_resized_without_rounding(tmp_path):
     faint = lambda rng, number: np.full((64, 48), 1000 + number, dtype=np.uint16)
     write_set(tmp_path / "p", faint)
     x = prepare(Request(str(tmp_path / "p"))).x["train"]
@@ -73,7 +73,7 @@ def test_thumbnails_show_what_is_learnt(tmp_path):
     np.testing.assert_allclose(shown[..., 0], shades / 257, atol=0.51)
 
 
-def test_pictures_that_are_all_the_same_are_noticed(tmp_path):
+def test_images_that_are_all_the_same_are_noticed(tmp_path):
     write_set(tmp_path / "p", lambda rng, _: np.full((8, 8, 3), 255, dtype=np.uint8))
     with pytest.raises(InvalidInput, match="are the same: there is nothing to tell apart"):
         prepare(Request(str(tmp_path / "p")))
@@ -118,7 +118,7 @@ def test_only_the_formats_of_the_suffixes_are_read(tmp_path):
 
 
 @pytest.mark.skipif("avif" not in features.get_supported(), reason="Pillow was built without AVIF")
-def test_a_broken_avif_named_png_is_a_broken_picture(tmp_path):
+def test_a_broken_avif_named_png_is_a_broken_image(tmp_path):
     stream, path = io.BytesIO(), tmp_path / "a.png"
     Image.fromarray(plain(np.random.default_rng(0), 0)).resize((16, 16)).save(stream, "AVIF")
     for seed in range(300):
@@ -126,7 +126,7 @@ def test_a_broken_avif_named_png_is_a_broken_picture(tmp_path):
         assert images._open(path) is None
 
 
-def test_a_pipe_among_the_pictures_does_not_hold_anybody_up(tmp_path):
+def test_a_pipe_among_the_images_does_not_hold_anybody_up(tmp_path):
     folder = write_set(tmp_path / "p", plain)
     os.mkfifo(folder / "cat" / "pipe.png")
     assert "cat/pipe.png" in " ".join(prepare(Request(str(folder))).notes)

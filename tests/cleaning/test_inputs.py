@@ -1,4 +1,4 @@
-"""What is read from tables and folders of pictures, and what is inferred about them."""
+"""What is read from tables and folders of images, and what is inferred about them."""
 
 import numpy as np
 import pandas
@@ -80,13 +80,13 @@ def pets(tmp_path):
     return folder
 
 
-def test_pictures_that_cannot_be_opened_are_left_out(pets):
+def test_images_that_cannot_be_opened_are_left_out(pets):
     prepared = load.prepare(load.Request(str(pets)))
     assert len(prepared.source) == 58 and "2 images cannot be opened" in " ".join(prepared.notes)
     assert prepared.shape == (3, 32, 32)  # of different sizes: all made equal
 
 
-def test_pictures_listed_in_a_table(pets):
+def test_images_listed_in_a_table(pets):
     files = [f"cat/{k}.png" for k in range(1, 30)] + [f"dog/{k}.png" for k in range(2, 30)]
     listing = pandas.DataFrame({"file": files, "pet": ["cat"] * 29 + ["dog"] * 28})
     listing.to_csv(pets / "list.csv", index=False)
@@ -94,7 +94,7 @@ def test_pictures_listed_in_a_table(pets):
     assert len(table.source) == 57 and table.source.modality.name == "images"
 
 
-def test_folders_without_usable_pictures_are_refused(pets, tmp_path):
+def test_folders_without_usable_images_are_refused(pets, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(InvalidInput, match="no images under"):
         load.prepare(load.Request(str(tmp_path / "none")))

@@ -91,7 +91,7 @@ def test_damage_is_named(project, spoil):
         len(dross.Project.open(project.folder).copies)
 
 
-def test_pictures_of_the_test_part_are_kept_if_they_are_copies(tmp_path):
+def test_images_of_the_test_part_are_kept_if_they_are_copies(tmp_path):
     rng = np.random.default_rng(0)
     for kind in ("cat", "dog"):
         for part in ("pics", "test"):
@@ -108,7 +108,7 @@ def test_pictures_of_the_test_part_are_kept_if_they_are_copies(tmp_path):
     options = FAST | {"model": "mlp", "test": str(tmp_path / "test")}
     project = dross.clean(tmp_path / "pics", out=tmp_path / "run", **options)
     tested = project.copies.ids("test")
-    assert len(tested) == 10 and all(project.picture("test", id) for id in tested)
+    assert len(tested) == 10 and all(project.image("test", id) for id in tested)
     outside = set(range(project.info.counts["test"])) - set(tested)
-    assert outside and all(project.picture("test", id) is None for id in outside)
+    assert outside and all(project.image("test", id) is None for id in outside)
     assert "data:image/png" in (project.folder / "report.html").read_text()

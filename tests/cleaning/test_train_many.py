@@ -170,6 +170,6 @@ def test_the_default_batch_size_grows_with_the_data_within_bounds():
     assert default_batch_size(100) == 16 and default_batch_size(10**6) == 1024
 
 
-def test_a_cnn_refuses_what_is_no_picture():
+def test_a_cnn_refuses_what_is_no_image():
     with pytest.raises(InvalidInput, match="takes images"):
         Recipe("cnn", (5,), 3).build(0)

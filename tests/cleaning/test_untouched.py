@@ -34,7 +34,7 @@ def contents(folder):
         ("link/copy", "lies in"),
     ],
 )
-def test_an_export_of_pictures_replaces_no_folder_of_somebody_else(album, target, message):
+def test_an_export_of_images_replaces_no_folder_of_somebody_else(album, target, message):
     folder = album.parent
     (folder / "theirs").mkdir()
     (folder / "theirs" / "thesis.tex").write_text("years of work")
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_the_old_copy_and_the_old_list(little, monkeypatch):
 
 
 def test_overwriting_deletes_only_what_dross_wrote(little):
-    mine = {"thesis.tex": "years", "runs/notes.txt": "n", "pictures/cat.jpg": "c", "a/b/c.csv": "d"}
+    mine = {"thesis.tex": "years", "runs/notes.txt": "n", "images/cat.jpg": "c", "a/b/c.csv": "d"}
     for name, text in mine.items():
         (little / name).parent.mkdir(parents=True, exist_ok=True)
         (little / name).write_text(text)
@@ -179,11 +179,11 @@ def test_a_folder_that_holds_an_input_is_refused(little, place):
     assert contents(folder) == before
 
 
-def test_a_folder_inside_of_the_pictures_is_refused(album):
-    pictures = album.parent / "pics"
+def test_a_folder_inside_of_the_images_is_refused(album):
+    images = album.parent / "pics"
     with pytest.raises(InvalidInput, match="lies in"):
-        dross.clean(pictures, out=pictures / "runs" / "x", **QUICK)
-    assert not (pictures / "runs").exists()
+        dross.clean(images, out=images / "runs" / "x", **QUICK)
+    assert not (images / "runs").exists()
 
 
 @pytest.mark.parametrize("begun", ['{"started": "today"}', "[]", "not JSON", '{"made_by": "me"}'])

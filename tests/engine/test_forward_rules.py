@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dross.engine.forward_rules import ForwardRules
 
 X2, X3 = (6, 4), (6, 3, 4)  # [B, features], [B, T, features]
-PICTURES = (5, 4, 6, 6)
+IMAGES = (5, 4, 6, 6)
 LABELS = torch.tensor([0, 2, 1, 2, 0, 1])
 
 
@@ -39,15 +39,15 @@ MODELS = {
     "conv1d": (lambda: flat(nn.Conv1d(3, 2, 2), nn.Tanh(), nn.Conv1d(2, 2, 2, padding=1)), X3),
     "conv2d": (
         lambda: flat(nn.Conv2d(4, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 2, stride=2)),
-        PICTURES,
+        IMAGES,
     ),
     "conv2d in groups": (
         lambda: flat(nn.Conv2d(4, 4, 1), nn.Tanh(), nn.Conv2d(4, 4, 3, groups=2, bias=False)),
-        PICTURES,
+        IMAGES,
     ),
     "conv3d": (lambda: flat(nn.Conv3d(2, 2, 2), nn.Tanh(), nn.Conv3d(2, 1, 2)), (3, 2, 3, 3, 3)),
-    "relu": (relu_network, PICTURES),
-    "batch norm": (lambda: flat(nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2), nn.Tanh()), PICTURES),
+    "relu": (relu_network, IMAGES),
+    "batch norm": (lambda: flat(nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2), nn.Tanh()), IMAGES),
     "batch norm of the data": (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), X2),
     "batch norm without weights": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh()),
@@ -57,7 +57,7 @@ MODELS = {
         lambda: flat(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.LayerNorm([3, 4])),
         X3,
     ),
-    "group norm": (lambda: flat(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()), PICTURES),
+    "group norm": (lambda: flat(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()), IMAGES),
     "log softmax": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), X2),
 }
 
@@ -177,7 +177,7 @@ def test_cross_entropy_of_many_outputs_per_instance(several):
 
 
 def test_many_directions_at_once_are_each_by_itself():
-    outputs, theta = recast(MODELS["batch norm"][0]().double(), PICTURES, "")
+    outputs, theta = recast(MODELS["batch norm"][0]().double(), IMAGES, "")
     directions = draw_directions(3, len(theta), seed=2)
     together = vmap(lambda direction: by_rules(outputs, theta, direction, several=True))(directions)
     for k, direction in enumerate(directions):
@@ -231,33 +231,33 @@ class TwoLayers(nn.Module):
         return self.second(self.activation(self.first(x)))
 
 
-class PictureByPicture(nn.Module):
-    """Its layers see one picture at a time, without the axis of the batch."""
+class ImageByImage(nn.Module):
+    """Its layers see one image at a time, without the axis of the batch."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(4, 6, 1)
 
     def forward(self, x):
-        return torch.stack([torch.tanh(self.layer(picture)) for picture in x]).flatten(1)
+        return torch.stack([torch.tanh(self.layer(image)) for image in x]).flatten(1)
 
 
-class OneByOne(PictureByPicture):
+class OneByOne(ImageByImage):
     """The same by a vmap of the model's own."""
 
     def forward(self, x):
-        return vmap(lambda picture: torch.tanh(self.layer(picture)))(x).flatten(1)
+        return vmap(lambda image: torch.tanh(self.layer(image)))(x).flatten(1)
 
 
-@pytest.mark.parametrize("make", [PictureByPicture, OneByOne])
+@pytest.mark.parametrize("make", [ImageByImage, OneByOne])
 @pytest.mark.parametrize("frozen", ["", "weight"])
 def test_models_that_look_at_one_instance_after_the_other(make, frozen):
-    outputs, theta = recast(make().double(), PICTURES, frozen)
+    outputs, theta = recast(make().double(), IMAGES, frozen)
     for joined in (False, True):
         check_rules(lambda theta: outputs(theta).square().sum(1), theta, joined=joined)
 
 
 def test_a_norm_in_eval_mode_is_left_to_torch():
     model = MODELS["batch norm"][0]().double().eval()
-    outputs, theta = recast(model, PICTURES, "")
+    outputs, theta = recast(model, IMAGES, "")
     check_rules(lambda theta: outputs(theta).square().sum(1), theta)

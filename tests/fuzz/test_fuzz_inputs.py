@@ -193,8 +193,8 @@ def test_parquet_files(tmp_path):
     assert read > 0
 
 
-def picture(random_: random.Random) -> tuple[bytes, str]:
-    """One picture of any kind, and the suffix of its file."""
+def image(random_: random.Random) -> tuple[bytes, str]:
+    """One image of any kind, and the suffix of its file."""
     numbers = np.random.default_rng(random_.randrange(1 << 30))
     height, width = random_.choice([(8, 8), (8, 8), (1, 1), (9, 7), (64, 2)])
     shapes = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "F": (), "1": (), "P": (), "I": ()}
@@ -216,16 +216,16 @@ def picture(random_: random.Random) -> tuple[bytes, str]:
     return stream.getvalue(), random_.choice([".png", ".jpg", ".tif", ".webp"])
 
 
-def test_pictures(tmp_path):
+def test_images(tmp_path):
     read = 0
-    for number, random_ in enumerate(rounds("pictures", quick=40)):
+    for number, random_ in enumerate(rounds("images", quick=40)):
         folder = tmp_path / str(number)
         share, one_kind = random_.choice([0, 0.05, 0.05, 1]), random_.random() < 0.7
-        kind = picture(random_)
+        kind = image(random_)
         for label in ("a", "b"):
             (folder / label).mkdir(parents=True)
             for k in range(25):
-                raw, suffix = kind if one_kind and k else picture(random_)
+                raw, suffix = kind if one_kind and k else image(random_)
                 if random_.random() < share:
                     raw = damage(raw, random_)
                 (folder / label / f"{k}{suffix}").write_bytes(raw)

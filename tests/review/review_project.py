@@ -78,7 +78,7 @@ def make_project(
     _write(folder, "labels", make_labels(validation, classes, 0))
     _write(folder, "copies", join_content(no_copies()))
     if kind == "images":
-        _draw(folder / "pictures", instances, labels)
+        _draw(folder / "images", instances, labels)
     most_harmful = np.argsort(instances["harm_rank"])[:200].tolist()
     why = {str(id): _why(kind, id, n, held, rng, hostile) for id in most_harmful}
     _json(folder / "why.json", why)
@@ -361,9 +361,9 @@ def _draw(folder: Path, instances: pd.DataFrame, labels: np.ndarray) -> None:
         for id, name in enumerate(names):
             path = folder / f"{part}-{id:06d}.png"
             if name not in drawn:
-                picture = Image.new("L", (28, 28))
-                ImageDraw.Draw(picture).text((8, 4), str(name)[:1], fill=255, font_size=20)
-                picture.save(path)
+                image = Image.new("L", (28, 28))
+                ImageDraw.Draw(image).text((8, 4), str(name)[:1], fill=255, font_size=20)
+                image.save(path)
                 drawn[name] = path.read_bytes()
             path.write_bytes(drawn[name])
 

@@ -33,7 +33,7 @@ def test_nothing_without_the_token(fresh):
     assert fresh.decisions.revision == 0
 
 
-def test_the_cookie_is_for_the_page_and_its_pictures_only(fresh):
+def test_the_cookie_is_for_the_page_and_its_images_only(fresh):
     with serve_in_thread(fresh) as server:
         cookie = httpx.get(server.address, trust_env=False).headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie and "domain" not in cookie

@@ -1,4 +1,4 @@
-"""The tour, large pictures, marked words and the values of a row, in a real browser."""
+"""The tour, large images, marked words and the values of a row, in a real browser."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.review.test_review_browser_views import AXE, check_with_axe
 
 
 def with_originals(folder, size=(300, 200)):
-    """A project of pictures whose input is there, as `dross clean` notes it."""
+    """A project of images whose input is there, as `dross clean` notes it."""
     project = make_project(folder / "p", "images", 30)
     for name in project.content["path"]:
         path = folder / "input" / name
@@ -60,12 +60,12 @@ def test_the_tour_has_four_steps_once_and_again_from_the_help(browser, shared_pr
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     return with_originals(tmp_path)
 
 
-def test_a_picture_is_enlarged_by_key_and_by_click_and_the_focus_returns(browser, pictures):
-    with serve_in_thread(pictures) as server, visit(browser, server) as page:
+def test_an_image_is_enlarged_by_key_and_by_click_and_the_focus_returns(browser, images):
+    with serve_in_thread(images) as server, visit(browser, server) as page:
         page.wait_for_selector(".item[aria-selected=true] img")
         page.keyboard.press("z")
         wait_until(
@@ -92,7 +92,7 @@ def test_a_picture_is_enlarged_by_key_and_by_click_and_the_focus_returns(browser
         assert page.evaluate("document.activeElement.className") == "enlarge"
 
 
-def test_a_small_picture_is_shown_in_squares_where_the_original_is_gone(browser, tmp_path):
+def test_a_small_image_is_shown_in_squares_where_the_original_is_gone(browser, tmp_path):
     project = make_project(tmp_path / "p", "images", 30)
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.wait_for_selector(".item[aria-selected=true] img")
@@ -131,8 +131,8 @@ def test_the_values_of_a_row_come_in_the_order_of_their_weight(browser, tmp_path
         assert page.locator(".item .odd-mark").first.inner_text().startswith("▲")
 
 
-def test_originals_are_sent_where_they_are_and_nothing_else_is(pictures, shared_project):
-    with client_of(pictures) as client:
+def test_originals_are_sent_where_they_are_and_nothing_else_is(images, shared_project):
+    with client_of(images) as client:
         answer = client.get("/image/original/train/3")
         assert answer.status_code == 200 and answer.content.startswith(b"\x89PNG")
         for address, status in (

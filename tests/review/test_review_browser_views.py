@@ -142,7 +142,7 @@ def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_
         assert focused_place(page) > 4
 
 
-def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
+def test_images_are_a_grid_and_why_shows_others(browser, tmp_path):
     project = make_project(tmp_path / "p", "images", 80)
     with serve_in_thread(project) as server, visit(browser, server) as page:
         images = "[...document.querySelectorAll('#list img')]"

@@ -684,7 +684,7 @@ def show_groups(
 
     Arguments:
         copies: Of a project.
-        image_of: `Project.picture`.
+        image_of: `Project.image`.
         classes: Whether labels are classes.
     """
     groups = []
@@ -709,7 +709,7 @@ def _show_members(
             "place": name_place(row),
             "part": row["part"],
             "label": row["label"],
-            "picture": image and f"data:image/png;base64,{base64.b64encode(image).decode()}",
+            "image": image and f"data:image/png;base64,{base64.b64encode(image).decode()}",
             "text": str(item["text"] or "")[:_LETTERS] if is_text else None,
             "cells": [(name, _show_cell(item[name]), differs) for name, differs in cells],
         }

@@ -153,7 +153,7 @@ def _load_efficientnet_lite(_: str, device: torch.device) -> Compute:
 
 
 def _fit_square(image: Any) -> Any:
-    """The middle of a image as a square of the size of efficientnet-lite0.
+    """The middle of an image as a square of the size of efficientnet-lite0.
 
     Small images are enlarged to a smaller square: it shows as much, in a third of the time.
     """

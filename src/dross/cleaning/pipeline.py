@@ -325,7 +325,7 @@ def write_project(
     _write_content(folder, job.prepared)
     write_bytes(folder / COPIES, join_content(copies).to_parquet())
     write_bytes(folder / LABELS, outcome.labels.to_parquet())
-    _write_thumbnails(folder / "pictures", job.prepared, outcome, copies)
+    _write_thumbnails(folder / "images", job.prepared, outcome, copies)
     write_json(folder / "why.json", to_json(outcome.why))
     source = job.prepared.source
     info = ProjectInfo(

@@ -10,7 +10,7 @@ tokens.parquet        for chats: the tokens of each example, and the effect of e
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 data/                 the data themselves, where they came from Python and not as a file
-pictures/             small copies of the images: train-000012.png, validation-000003.png
+images/               small copies of the images: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
@@ -275,7 +275,7 @@ class Project:
         """
         return self._reasons.get(id, Reasons())
 
-    def picture(self, part: str, id: int) -> bytes | None:
+    def image(self, part: str, id: int) -> bytes | None:
         """A small copy of an instance's image.
 
         Arguments:
@@ -285,7 +285,7 @@ class Project:
         Returns:
             The bytes of a PNG file; None where there is no such image.
         """
-        path = self.folder / "pictures" / f"{part}-{id:06d}.png"
+        path = self.folder / "images" / f"{part}-{id:06d}.png"
         return path.read_bytes() if part in PARTS and path.is_file() else None
 
     @cached_property

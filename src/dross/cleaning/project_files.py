@@ -37,7 +37,7 @@ _WRITTEN = re.compile(
             r"scores\.csv",
             r"report\.html",
             r"data/(train|validation|test)\.(parquet|npy)",
-            r"pictures/(train|validation|test)-\d+\.png",
+            r"images/(train|validation|test)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"trials/[0-9a-f]{16}/piece-\d+\.safetensors",
@@ -48,7 +48,7 @@ _WRITTEN = re.compile(
     )
 )
 _FOLDERS = re.compile(
-    r"data|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
+    r"data|images|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 

@@ -102,7 +102,7 @@ def _describe_copies(project: Project) -> dict[str, Any]:
         "findings": describe_copies(info.copies, info.counts),
         "natural": describe_natural(info.copies, info.modality),
         "groups": show_groups(
-            project.copies, project.picture, classes=project.task is CLASSIFICATION
+            project.copies, project.image, classes=project.task is CLASSIFICATION
         ),
         "count": len(project.copies),
     }
@@ -147,7 +147,7 @@ def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
         if np.isfinite(row["verified"]):
             effects["verified"] = describe_change(row["verified"], project.info)
         content = project.content.iloc[id]
-        look = _look(content, project.picture("train", id), project.why(id))
+        look = _look(content, project.image("train", id), project.why(id))
         cards.append(row.to_dict() | effects | look)
     return cards
 
@@ -158,10 +158,10 @@ def _label_cards(project: Project) -> list[dict[str, Any]]:
     for id, row in project.labels_to_check.head(_CARDS // 2).iterrows():
         if project.checks_training:
             content = project.content.loc[id]
-            image = project.picture("train", id)
+            image = project.image("train", id)
         else:
             content = project.validation.loc[id].drop([" source", " label"])
-            image = project.picture("validation", id)
+            image = project.image("validation", id)
         cards.append(row.to_dict() | _look(content, image, Reasons()))
     return cards
 

@@ -214,7 +214,7 @@ class Api:
 
     def send_image(self, query: ImageQuery) -> Response:
         """Send a small copy of the image of an instance as PNG."""
-        return _image(self.project.picture(query.part, query.id), "image/png")
+        return _image(self.project.image(query.part, query.id), "image/png")
 
     def send_original(self, query: ImageQuery) -> Response:
         """Send the image of an instance in its own size as PNG."""
