@@ -4,7 +4,7 @@
     python -m benchmarks.outcome.ablation FOLDER --evidence
 
 FOLDER holds the npz files of the development sets (sets.py). A linear model and a forest learn the
-edited training rows and predict test rows with right labels; the guard takes no part. The tables
+edited training rows and predict test rows with right labels; the plan comparison takes no part. The tables
 give the area under the ROC curve of `wrong`, and the share of the possible gain, which is that of
 removing exactly the wrong labels.
 
@@ -32,7 +32,7 @@ import dross
 from dross.cleaning import label_noise
 from dross.cleaning.label_noise import (
     PRIORS,
-    FittedModel,
+    Expert,
     LabelPosterior,
     Rows,
     estimate_label_noise,
@@ -198,7 +198,7 @@ def measure(case: Damaged, edits: Edits) -> np.ndarray:
     kept, labels = edits.apply(rows.y, np.flatnonzero(~rows.validation))
     found = []
     for make in MODELS:
-        model = FittedModel(make, rows.x[kept], labels[kept], rows.classes)
+        model = Expert(make).fit(rows.x[kept], labels[kept], rows.classes)
         losses = held_out_losses(model.predict(case.x).astype(np.float64), case.y)
         found.append([losses["error"].mean(), losses["log loss"].mean()])
     return np.mean(found, 0)

@@ -100,11 +100,12 @@ def know_noise(rows: Rows, noise: float) -> LabelPosterior:
         sure = np.eye(rows.classes)[rows.y]
         return LabelPosterior(none, rows.y, none, sure, sure, model)
     model = NumberNoiseModel(
-        average=np.ones(1),
+        expert_weights=np.ones(1),
         freedom=5.0,
         scale=1.0,
         center=float(rows.y.mean()),
         spread=float(rows.y.std()),
+        range=(float(rows.y.min()), float(rows.y.max())),
         rate=rate,
         by_component=np.zeros(min(8, rows.x.shape[1])),
         rho=1.0,

@@ -1,6 +1,6 @@
 """The user's models: what an ordinary scikit-learn model gains from a cleaned copy.
 
-Two are of kinds that the guard of dross trains as well (linear, trees), two of kinds that it never
+Two are of kinds that dross compares plans with (linear, trees), two of kinds that it never
 trains (network, bayes for classes; network, neighbours for numbers).
 """
 
@@ -9,7 +9,7 @@ import numpy as np
 from .cases import Case
 
 JUDGES = ("linear", "trees", "network", "bayes")
-NEVER_TRAINED = ("network", "bayes")  # by the guard
+NEVER_TRAINED = ("network", "bayes")  # by the plan comparison
 _LEAST = 1e-3  # probability; for everyone alike
 _BINS = 15
 _MANY = 4  # classes, from which on a forest is used: boosting would take minutes

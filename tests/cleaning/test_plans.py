@@ -1,9 +1,18 @@
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LinearRegression
+from sklearn.naive_bayes import GaussianNB
 
-from dross.cleaning import plans
-from dross.cleaning.label_noise import PRIORS, Rows, estimate_label_noise, principal_components
+from dross.cleaning import label_noise, plans
+from dross.cleaning.label_noise import (
+    PRIORS,
+    Expert,
+    Rows,
+    estimate_label_noise,
+    list_experts,
+    principal_components,
+)
 from dross.cleaning.plans import (
     NO_EDITS,
     NOTHING,
@@ -16,6 +25,7 @@ from dross.cleaning.plans import (
     edits_without,
     held_out_losses,
     learned_something,
+    measure_rules,
     recommend,
 )
 
@@ -150,7 +160,7 @@ def test_weights_undo_how_checks_were_drawn():
     assert figure.change == pytest.approx(change.mean(), abs=0.05)
 
 
-# --- the guard ------------------------------------------------------------------------------------
+# --- the plan comparison --------------------------------------------------------------------------
 
 
 def made_measurement(rows, changes):
@@ -185,6 +195,24 @@ def test_error_and_probabilities_must_both_improve(monkeypatch, changes, recomme
     assert (found.recommended == "wrong-50") is recommended
     assert [plan.name for plan in found.plans] == ["wrong-50"]
     assert found.plans[0].figures["error"].change == pytest.approx(changes["error"], abs=0.02)
+
+
+@pytest.mark.parametrize("classes", [3, 0])
+@pytest.mark.parametrize("measures_plans", [False, True])
+def test_a_fifth_expert_can_be_added(monkeypatch, classes, measures_plans):
+    x, y = blobs(300)
+    kind = GaussianNB if classes else LinearRegression
+    fifth = Expert(kind, measures_plans=measures_plans, on_anchors=True)
+    some = lambda x, classes: [*list_experts(x, classes), fifth]
+    monkeypatch.setattr(label_noise, "list_experts", some)
+    monkeypatch.setattr(plans, "list_experts", some)
+    rows = Rows.of(x, flip(y, 3, 0.2), classes, checked=np.arange(300) < 60)
+    noise = estimate_label_noise(rows, OBSERVED)
+    weights = noise.model.exponents if classes else noise.model.expert_weights
+    assert len(weights) == 5 + 3  # five of all rows, three of the checked ones alone
+    [predicted] = plans._predict_after([NO_EDITS], rows, rows.x)
+    assert len(predicted) == 2 + measures_plans
+    assert measure_rules(rows, OBSERVED, ["wrong-50"]).losses["wrong-50"]
 
 
 def test_noisy_labels_are_mended():

@@ -1,7 +1,7 @@
 """Which labels are wrong, and what they should be: one likelihood for the labels of all rows.
 
-Experts are models of several kinds. Their predictions for a row come from models that did not learn
-it (out-of-fold).
+Experts are models of several kinds. Their predictions for a row come from models that were not
+trained on it (out-of-fold).
 
 Classes. Three things stand between the predictions p_m,i of expert m and the label y_i:
 
@@ -65,7 +65,6 @@ _CHUNK = 50_000  # rows whose posterior is computed at once
 _MOST_PAIRED = 50  # classes; with more, every wrong class counts as equally likely
 _FEWEST_ANCHORS = 40  # validation and checked rows, for experts that learn only them
 _FEWEST_KEPT = 5  # rows of each class that the second round must leave
-_SMOOTHING_ON_ANCHORS = (0.02, 0.05)  # of the experts that learn only those
 _TRUSTED = 0.4  # with a smaller rho, validation rows count several times in the second round
 _TRUSTED_WEIGHT = 3
 _STEPS = 60  # of L-BFGS
@@ -139,7 +138,8 @@ class LabelPrior:
 
     flip_log_odds: float
     flip_weight: float
-    exponents: float = 1.3  # their sum: how much surer the experts are together than each alone
+    # the sum of the experts' exponents a_m: with 1 they are as sure together as on average
+    exponents: float = 1.3
     overlap: float = 0.0  # how much less likely a row is for each nat of entropy of its clean class
 
 
@@ -171,23 +171,56 @@ def assign_folds(rows: Rows, count: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Expert:
-    """A kind of model. Its predictions are mixed with a uniform distribution before they count."""
+    """A kind of model that examines labels.
+
+    Attributes:
+        make: returns a new estimator, with the methods of scikit-learn.
+        smoothing: the share of a uniform distribution in what it predicts for classes.
+        measures_plans: whether models of this kind also measure what plans do.
+        on_anchors: whether a model of this kind is also trained on validation and checked rows
+            alone, where there are enough: it counts as one more expert.
+        smoothing_on_anchors: the smoothing of that one.
+    """
 
     make: Callable[[], Any]
     smoothing: float = 1e-3
+    measures_plans: bool = False
+    on_anchors: bool = False
+    smoothing_on_anchors: float = 0.05
+
+    def fit(self, x: np.ndarray, y: np.ndarray, classes: int) -> "FittedModel":
+        """Train a model of this kind; classes: how many, 0 where labels are numbers."""
+        if not len(y):
+            return FittedModel(classes, constant=np.full(classes, 1 / classes) if classes else 0.0)
+        if (y == y[0]).all():
+            return FittedModel(classes, constant=np.eye(classes)[y[0]] if classes else float(y[0]))
+        model = self.make()
+        center, scale = 0.0, 1.0
+        if not classes:  # the scale of the labels must not matter to penalties and tolerances
+            center = float(y.mean())
+            scale = float(y.std())
+            y = (y - center) / scale
+        if hasattr(model, "n_neighbors"):
+            model.n_neighbors = min(model.n_neighbors, len(y))
+        with _quiet():
+            model.fit(x, y)
+        return FittedModel(classes, model, center=center, scale=scale)
 
 
 def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
-    """The experts that suit the features; the first two also learn from trusted rows alone."""
+    """The experts that suit the features."""
     if not classes:
         return [
-            Expert(lambda: Ridge(1.0)),
+            Expert(
+                lambda: Ridge(1.0), measures_plans=True, on_anchors=True, smoothing_on_anchors=0.02
+            ),
             Expert(  # different features at each split: as in classification, trees that differ
                 lambda: ensemble.ExtraTreesRegressor(
                     60, max_features=0.3, random_state=0, n_jobs=_THREADS
-                )
+                ),
+                on_anchors=True,
             ),
-            Expert(lambda: make_boosting(0)),
+            Expert(lambda: make_boosting(0), measures_plans=True),
             Expert(lambda: KNeighborsRegressor(15)),
         ]
     many = classes > _MOST_PAIRED  # then every leaf of every tree is a long row of numbers
@@ -204,9 +237,18 @@ def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
     else:
         strong = lambda: make_boosting(classes)
     return [
-        Expert(lambda: LogisticRegression(max_iter=steps)),
-        Expert(lambda: ensemble.ExtraTreesClassifier(**forest, random_state=0), smoothing=0.02),
-        Expert(strong, smoothing=0.02),
+        Expert(
+            lambda: LogisticRegression(max_iter=steps),
+            measures_plans=True,
+            on_anchors=True,
+            smoothing_on_anchors=0.02,
+        ),
+        Expert(
+            lambda: ensemble.ExtraTreesClassifier(**forest, random_state=0),
+            smoothing=0.02,
+            on_anchors=True,
+        ),
+        Expert(strong, smoothing=0.02, measures_plans=True),
         Expert(lambda: KNeighborsClassifier(15), smoothing=0.06),
     ]
 
@@ -247,26 +289,15 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
 class FittedModel:
-    """A model that has learned rows, or what is left to say where it could not."""
+    """What `Expert.fit` returns: a trained model, or a constant where nothing could be learned."""
 
-    def __init__(self, make: Callable[[], Any], x: np.ndarray, y: np.ndarray, classes: int):
-        self.classes = classes
-        self.constant = None
-        if not len(y):
-            self.constant = np.full(classes, 1 / classes) if classes else 0.0
-        elif (y == y[0]).all():
-            self.constant = np.eye(classes)[y[0]] if classes else float(y[0])
-        else:
-            self.model = make()
-            if not classes:  # the scale of the labels must not matter to penalties and tolerances
-                self.center = float(y.mean())
-                self.scale = float(y.std())
-                y = (y - self.center) / self.scale
-            if hasattr(self.model, "n_neighbors"):
-                self.model.n_neighbors = min(self.model.n_neighbors, len(y))
-            with _quiet():
-                self.model.fit(x, y)
+    classes: int  # 0 where labels are numbers
+    model: Any = None
+    constant: np.ndarray | float | None = None  # predicted for every row; None: the model predicts
+    center: float = 0.0  # of the numbers that the model was trained on,
+    scale: float = 1.0  # which it predicts standardized
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Probabilities float32 [N, classes], 0 for classes not learned; of numbers [N, 1]."""
@@ -284,7 +315,7 @@ class FittedModel:
 def predict_out_of_fold(
     experts: list[Expert], rows: Rows, fold: np.ndarray, weight: np.ndarray, needed: np.ndarray
 ) -> list[np.ndarray]:
-    """What each expert predicts for rows that it did not learn, each [N, classes] or [N, 1].
+    """What each expert predicts for rows that it was not trained on, each [N, classes] or [N, 1].
 
     Arguments:
         experts: The kinds of models.
@@ -299,7 +330,7 @@ def predict_out_of_fold(
         learned = np.repeat(np.arange(len(rows)), np.where(fold == number, 0, weight))
         held_out = np.flatnonzero(needed & (fold == number))
         for expert, predicted in zip(experts, predictions, strict=True):
-            model = FittedModel(expert.make, rows.x[learned], rows.y[learned], rows.classes)
+            model = expert.fit(rows.x[learned], rows.y[learned], rows.classes)
             for start in range(0, len(held_out), _CHUNK):
                 part = held_out[start : start + _CHUNK]
                 predicted[part] = model.predict(rows.x[part])
@@ -316,8 +347,9 @@ def _cross_predict(
     anchors = rows.anchors & (weight > 0)
     if anchors.sum() >= _FEWEST_ANCHORS and len(np.unique(rows.y[anchors])) > 1:
         on_anchors = [
-            replace(expert, smoothing=smoothing)
-            for expert, smoothing in zip(experts[:2], _SMOOTHING_ON_ANCHORS, strict=True)
+            replace(expert, smoothing=expert.smoothing_on_anchors)
+            for expert in experts
+            if expert.on_anchors
         ]
         fold = np.full(len(rows), _FOLDS)  # a fold of its own: the model of all anchors
         fold[anchors] = assign_folds(rows.take(np.flatnonzero(anchors)), _FOLDS, seed)
@@ -521,7 +553,7 @@ def _minimize(cost: Callable[[], Tensor], parameters: list[Tensor]) -> None:
 class NumberNoiseModel:
     """The parameters of the likelihood of numbers."""
 
-    average: np.ndarray  # [experts]: the weight of each expert
+    expert_weights: np.ndarray  # [experts], with sum 1
     freedom: float  # degrees of freedom of the errors of good labels
     scale: float  # c: of those errors, in units of u_i
     center: float  # of the labels
@@ -571,13 +603,13 @@ def fit_number_noise_model(
     The EM algorithm: where labels are likely good, the scale; where they are likely wrong, the
     rates. The weights of the experts come first, from the absolute errors.
     """
-    average = _average_experts(predictions, rows.y)
-    predicted = average @ predictions
-    fits = [_fit_freedom(freedom, average, predicted, usual, rows, z) for freedom in _FREEDOMS]
+    weights = _weigh_experts(predictions, rows.y)
+    predicted = weights @ predictions
+    fits = [_fit_freedom(freedom, weights, predicted, usual, rows, z) for freedom in _FREEDOMS]
     return max(fits, key=lambda fit: fit[0])[1]
 
 
-def _average_experts(predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _weigh_experts(predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Weights of least absolute error, at least 0, with sum 1."""
     logs = torch.zeros(len(predictions), dtype=torch.float64, requires_grad=True)
     on = torch.from_numpy(predictions).double()
@@ -594,7 +626,7 @@ def _average_experts(predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _fit_freedom(
     freedom: float,
-    average: np.ndarray,
+    expert_weights: np.ndarray,
     predicted: np.ndarray,
     usual: np.ndarray,
     rows: Rows,
@@ -605,7 +637,7 @@ def _fit_freedom(
     least = float(rows.y.min())
     errors = np.abs(rows.y - predicted) / usual
     model = NumberNoiseModel(
-        average=average,
+        expert_weights=expert_weights,
         freedom=freedom,
         scale=max(float(np.median(errors)), 1e-6),
         center=float(rows.y.mean()),
@@ -680,13 +712,25 @@ def _usual_errors(rows: Rows, predicted: np.ndarray, learned: np.ndarray, seed: 
 
 @dataclass(frozen=True)
 class LabelPosterior:
-    """What is known about the labels of N rows, given all of them."""
+    """What is known about the labels of N rows, given all of them.
 
-    p_wrong: np.ndarray  # [N]: the probability that the label is wrong
-    best_other: np.ndarray  # [N]: the likeliest other class; of numbers, what the experts predict
-    p_best_other: np.ndarray  # [N]: the probability that this is the truth
-    p_clean: np.ndarray  # [N, classes]: q; of numbers [N, 1]: what the experts predict
-    average: np.ndarray  # [N, classes]: the plain mean of the first round; of numbers [N, 1]
+    Attributes:
+        p_wrong: the probability that the label is wrong, [N].
+        best_other: the best label instead, [N]: the likeliest other class; of numbers f_i, the
+            weighted average of what the experts predict.
+        p_best_other: the probability that it is the truth, [N]. Of numbers that is `p_wrong`: if
+            the label is wrong, nothing else is known but f_i.
+        p_clean: q, [N, classes]; of numbers [N, 0].
+        mean_prediction: the plain mean of what the experts predict in the first round,
+            [N, classes]; of numbers [N, 1].
+        model: the fitted likelihood.
+    """
+
+    p_wrong: np.ndarray
+    best_other: np.ndarray
+    p_best_other: np.ndarray
+    p_clean: np.ndarray
+    mean_prediction: np.ndarray
     model: NoiseModel | NumberNoiseModel
 
     def flip_rates(self, z: np.ndarray, validation: np.ndarray, checked: np.ndarray) -> np.ndarray:
@@ -746,7 +790,7 @@ def estimate_label_noise(
     predictions = _cross_predict(rows, weight, every, folds, mix_seeds(seed, 1))
     second = _fit(predictions, rows, z, prior, sample, every, seed)
     # what the second round leaves out depends on every label, so its predictions do as well
-    return replace(second, average=first.average)
+    return replace(second, mean_prediction=first.mean_prediction)
 
 
 def draw_sample(rows: Rows, most: int, seed: int) -> np.ndarray:
@@ -791,7 +835,7 @@ def _fit(
     model = fit_noise_model(Evidence.of(learned, some, z[ids]), prior, pairs)
     posterior = np.zeros((len(rows), rows.classes), dtype=np.float32)
     p_clean = np.zeros_like(posterior)
-    average = np.zeros_like(posterior)
+    mean_prediction = np.zeros_like(posterior)
     every = np.flatnonzero(needed)
     for start in range(0, len(every), _CHUNK):
         part = every[start : start + _CHUNK]
@@ -800,7 +844,7 @@ def _fit(
         joint = model.log_joint(evidence.logs, evidence.given, model.rates_of(evidence))
         posterior[part] = torch.softmax(joint, 1).numpy()
         p_clean[part] = model.log_clean(evidence.logs).exp().numpy()
-        average[part] = np.exp(logs).mean(0)
+        mean_prediction[part] = np.exp(logs).mean(0)
     posterior[rows.checked] = np.eye(rows.classes, dtype=np.float32)[rows.y[rows.checked]]
     of_label = (np.arange(len(rows)), rows.y)
     p_wrong = np.where(needed, 1 - posterior[of_label], 0)
@@ -810,7 +854,7 @@ def _fit(
         best_other=posterior.argmax(1),
         p_best_other=np.maximum(posterior.max(1), 0),
         p_clean=p_clean,
-        average=average,
+        mean_prediction=mean_prediction,
         model=model,
     )
 
@@ -823,12 +867,13 @@ def _fit_numbers(
     needed: np.ndarray,
     seed: int,
 ) -> LabelPosterior:
+    """The same for labels that are numbers."""
     stacked = np.concatenate(predictions, axis=1).T.astype(np.float64, order="C")  # [experts, N]
     ids = np.flatnonzero(sample)
-    first = _average_experts(stacked[:, ids], rows.y[ids]) @ stacked
+    first = _weigh_experts(stacked[:, ids], rows.y[ids]) @ stacked
     usual = _usual_errors(rows, first, sample, seed) + stacked.std(0)
     model = fit_number_noise_model(stacked[:, ids], usual[ids], rows.take(ids), z[ids])
-    predicted = model.average @ stacked
+    predicted = model.expert_weights @ stacked
     rates = model.rates(z, rows.validation, rows.checked)
     good, bad = model.densities(predicted, usual, rows.y)
     p_wrong = np.where(needed, rates * bad / ((1 - rates) * good + rates * bad + 1e-300), 0)
@@ -836,7 +881,7 @@ def _fit_numbers(
         p_wrong=p_wrong,
         best_other=predicted,
         p_best_other=p_wrong,
-        p_clean=predicted[:, None],
-        average=stacked.mean(0)[:, None],
+        p_clean=np.zeros((len(rows), 0)),
+        mean_prediction=stacked.mean(0)[:, None],
         model=model,
     )

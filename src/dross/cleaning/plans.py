@@ -1,8 +1,8 @@
-"""What to do about labels that are likely wrong: rules, and a guard that decides between them.
+"""What to do about labels that are likely wrong: rules, and a comparison that decides between them.
 
 A rule turns the estimate of `label_noise` into edits: labels that change, and rows that go. The
-guard compares every rule with doing nothing, and nothing wins unless a rule is better beyond chance
-and by an effect that matters. Whoever judges a label must not have helped to choose it. So the
+plan comparison compares every rule with doing nothing, and nothing wins unless a rule is better
+beyond chance and by an effect that matters. Whoever judges a label must not have helped to choose it. So the
 rows are split into folds, and for each fold the whole procedure (experts, noise model, edits) is
 repeated without it; models of two kinds learn the edited rest and predict the fold.
 
@@ -21,7 +21,7 @@ Neither counts where the error or the log loss on the same rows gets worse.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -31,7 +31,6 @@ from ..data.seeds import mix_seeds
 from .label_noise import (
     LIKELY,
     PRIORS,
-    FittedModel,
     LabelPosterior,
     LabelPrior,
     NumberNoiseModel,
@@ -65,7 +64,7 @@ _LEAST_PROBABILITY = 1e-3  # in the log loss
 _LEAST_LEFT = 5  # rows of each class that edits must leave
 _FOLDS = 6
 _INNER_FOLDS = 3
-MOST_MEASURED = 4_000  # rows in the guard's folds; of more, a sample
+MOST_MEASURED = 4_000  # rows in the folds of the plan comparison; of more, a sample
 _FEWEST_TRUSTED = 100  # validation rows for a test on them alone
 _FEWEST_CHECKED = 30  # rows that a person has checked, for the same
 _LEARNED = 3.0  # standard errors by which experts must beat the class frequencies
@@ -198,7 +197,7 @@ def held_out_losses(
     noise: LabelPosterior | None = None,
     rates: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """The losses of models for rows that they did not learn, by name, each [.., n].
+    """The losses of models for rows that they were not trained on, by name, each [.., n].
 
     Arguments:
         probabilities: What models predict for classes, [.., n, classes]; for numbers [.., n].
@@ -272,7 +271,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of held-out rows, by rule and by name, each the mean of two kinds of models."""
+    """Losses of held-out rows, by rule and by name, each the mean of the kinds of models."""
 
     ids: np.ndarray  # int64 [n]: the rows
     losses: dict[str, dict[str, np.ndarray]]  # of given labels, and noise-aware; [n] each
@@ -343,7 +342,7 @@ def measure_rules(
 
 def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:
     """What models that learned the edited rows predict, for each edits [kinds, n(, classes)]."""
-    linear, _, trees, _ = list_experts(rest.x, rest.classes)
+    kinds = [one for one in list_experts(rest.x, rest.classes) if one.measures_plans]
     train = np.flatnonzero(~rest.validation)
     by_edits: dict[tuple[Any, ...], np.ndarray] = {}
     predictions = []
@@ -351,16 +350,13 @@ def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.nda
         key = (one.removed.tobytes(), *one.relabelled.items())
         if key not in by_edits:  # rules often agree
             kept, y = one.apply(rest.y, train)
-            models = [
-                FittedModel(expert.make, rest.x[kept], y[kept], rest.classes)
-                for expert in (linear, trees)
-            ]
+            models = [expert.fit(rest.x[kept], y[kept], rest.classes) for expert in kinds]
             by_edits[key] = np.stack([model.predict(x).astype(np.float64) for model in models])
         predictions.append(by_edits[key] if rest.classes else by_edits[key][..., 0])
     return predictions
 
 
-# --- the guard ------------------------------------------------------------------------------------
+# --- the plan comparison --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -439,48 +435,24 @@ def recommend(
         return Recommendation([], None, "nothing wrong", reason)
     measured = measure_rules(rows, PRIORS[labels], list(edits), seed=seed, progress=progress)
     trusted, weights = _trusted_rows(rows, check_weights)
-    score = "brier" if rows.classes else "absolute error"
-    aware_score = f"{NOISE_AWARE}{score}"
-    if (rows.given is not None or check_weights is not None) and (
-        rows.checked.sum() >= _FEWEST_CHECKED
-    ):
-        labels = "annotated"  # people have shown how often labels are wrong: noise is no guess
-    strictness = STRICTNESS[labels]
-    plans = []
-    allowed = set()
-    gains = {}
-    for rule, one in edits.items():
-        figures = {name: measured.figure(rows, rule, name) for name in measured.losses[rule]}
-        plain = {name: each for name, each in figures.items() if not name.startswith(NOISE_AWARE)}
-        aware = {name: each for name, each in figures.items() if name.startswith(NOISE_AWARE)}
-        on_trusted = {name: measured.figure(rows, rule, name, trusted, weights) for name in plain}
-        by_all = (
-            _is_better(aware, aware_score, strictness.all_rows, strictness.effect)
-            and aware[aware_score].after < plain[score].before
-        )
-        by_trusted = trusted.any() and _is_better(
-            on_trusted, score, strictness.trusted_rows, strictness.effect
-        )
-        if by_all or by_trusted:
-            allowed.add(rule)
-        plans.append(
-            PlanResult(
-                removed=one.removed,
-                relabelled=one.relabelled,
-                name=rule,
-                what=describe_actions(len(one.removed), len(one.relabelled)),
-                figures=figures,
-            )
-        )
-        gains[rule] = aware[aware_score].change
-        gains[rule] += measured.figure(rows, rule, aware_score, trusted).change
-    plans.sort(key=lambda plan: (plan.name not in allowed, gains[plan.name]))
-    best = plans[0]
-    if best.name in allowed:
+    # people have shown how often labels are wrong: noise is no guess
+    noise_is_known = (
+        rows.given is not None or check_weights is not None
+    ) and rows.checked.sum() >= _FEWEST_CHECKED
+    strictness = STRICTNESS["annotated" if noise_is_known else labels]
+    compared = [
+        _compare_plan(rule, one, measured, rows, strictness, trusted, weights)
+        for rule, one in edits.items()
+    ]
+    compared.sort(key=lambda one: (not one.allowed, one.change))
+    plans = [one.plan for one in compared]
+    if compared[0].allowed:
+        best = plans[0]
         noun = "row" if len(best) == 1 else "rows"
-        reason = f"Models get better beyond chance if you {best.what} {noun}."
+        reason = f"Models improve by more than chance if you {best.what} {noun}."
         return Recommendation(plans, best.name, "recommended", reason)
     likely = int(((noise.p_wrong > LIKELY) & ~rows.anchors).sum())
+    aware_score = f"{NOISE_AWARE}{_score_name(rows)}"
     promising = any(plan.figures[aware_score].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks = draw_checks(rows, noise, list(edits.values()), seed)
@@ -489,7 +461,66 @@ def recommend(
             f"check {len(checks)} labels to decide."
         )
         return Recommendation(plans, None, "undecided", reason, checks)
-    return Recommendation(plans, None, "no gain", "No plan makes models better beyond chance.")
+    return Recommendation(plans, None, "no gain", "No plan improves models by more than chance.")
+
+
+class _ComparedPlan(NamedTuple):
+    """A plan that was compared with doing nothing."""
+
+    plan: PlanResult
+    allowed: bool  # whether it may be recommended
+    change: float  # of the score that orders plans: the lower, the better
+
+
+def _compare_plan(
+    rule: str,
+    edits: Edits,
+    measured: Measured,
+    rows: Rows,
+    strictness: Strictness,
+    trusted: np.ndarray,
+    weights: np.ndarray | None,
+) -> _ComparedPlan:
+    """Compare one rule with doing nothing, by the two tests above.
+
+    Arguments:
+        rule: Its name.
+        edits: What it does to all rows.
+        measured: The losses of held-out rows.
+        rows: All rows.
+        strictness: How much better it must be.
+        trusted: Rows whose labels are compared as they are, bool [N].
+        weights: How much each of them counts, [N].
+    """
+    score = _score_name(rows)
+    aware_score = f"{NOISE_AWARE}{score}"
+    figures = {name: measured.figure(rows, rule, name) for name in measured.losses[rule]}
+    plain = {name: each for name, each in figures.items() if not name.startswith(NOISE_AWARE)}
+    aware = {name: each for name, each in figures.items() if name.startswith(NOISE_AWARE)}
+    on_trusted = {name: measured.figure(rows, rule, name, trusted, weights) for name in plain}
+    by_all = (
+        _is_better(aware, aware_score, strictness.all_rows, strictness.effect)
+        and aware[aware_score].after < plain[score].before
+    )
+    by_trusted = trusted.any() and _is_better(
+        on_trusted, score, strictness.trusted_rows, strictness.effect
+    )
+    plan = PlanResult(
+        removed=edits.removed,
+        relabelled=edits.relabelled,
+        name=rule,
+        what=describe_actions(len(edits.removed), len(edits.relabelled)),
+        figures=figures,
+    )
+    # of several plans that are allowed, the one that does most for all rows and, once more, for
+    # those whose labels are mostly right; where there are none of these, they add 0
+    change = aware[aware_score].change + measured.figure(rows, rule, aware_score, trusted).change
+    return _ComparedPlan(plan, bool(by_all or by_trusted), change)
+
+
+def _score_name(rows: Rows) -> str:
+    """The loss that decides."""
+    return "brier" if rows.classes else "absolute error"
 
 
 def learned_something(rows: Rows, noise: LabelPosterior) -> bool:
@@ -498,16 +529,16 @@ def learned_something(rows: Rows, noise: LabelPosterior) -> bool:
     The mean over rows of (p - f)(e - f), with p the out-of-fold predictions, e the given labels as
     0 and 1, and f the class frequencies. It is 0 in expectation if the experts know nothing.
     """
-    used = noise.average.any(1)
+    used = noise.mean_prediction.any(1)
     if not used.any():
         return False
     if rows.classes:
         frequencies = np.bincount(rows.y, minlength=rows.classes) / len(rows)
-        predicted = noise.average - frequencies
+        predicted = noise.mean_prediction - frequencies
         each = predicted[np.arange(len(rows)), rows.y] - predicted @ frequencies
     else:
         order = lambda values: (rankdata(values) - (len(values) + 1) / 2) / len(values)
-        each = order(noise.average[used, 0]) * order(rows.y[used])
+        each = order(noise.mean_prediction[used, 0]) * order(rows.y[used])
     figure = compare(each * 0, -each, rows.groups)
     return figure.error_units < -_LEARNED
 
