@@ -6,7 +6,7 @@ wrong folder; photographs go the same way.
 
 # %% The folders
 # `train/3/0017.png` is an image of class 3. Validation and test images have folders of their own
-# here. Without them every image of `train` is judged by models that did not learn it.
+# here. Without them every image of `train` is judged by models that were not trained on it.
 from pathlib import Path
 
 import dross

@@ -24,7 +24,7 @@ print(len(frame), "rows,", wrong.sum(), "labels are wrong")
 # %% Clean
 # The same on the command line: `dross clean tumours.csv --label diagnosis --labels annotated`.
 # *Annotated* says that somebody judged each row, and that careful people would nearly always
-# agree. It examines the label of every row with models that did not learn it, scores every row,
+# agree. It examines the label of every row with models that were not trained on it, scores every row,
 # and compares plans with changing nothing, on rows that had no part in the plan.
 #
 # The held-out labels are as noisy as the others. The *noise-aware* figures, by which plans are

@@ -129,7 +129,7 @@ def test_the_test_rows_are_never_learned(no_noise, monkeypatch):
     assert not verdict.nested and verdict.rows == 20
     assert all(asked == list(range(50, 70)) for asked in Spy.asked)
     assert [len(rows) for rows, _ in Spy.fitted] == [50, 48, 48] * 2
-    assert "separate test file" not in verdict.settle
+    assert "separate test file" not in verdict.advice
 
 
 def test_random_edits_are_as_many_and_the_same_in_every_fold():
@@ -242,7 +242,7 @@ def test_an_overconfident_cleaning_is_worse(tested):
     assert verdict.verdict == "worse" and "got worse" in verdict.sentence
     assert verdict.metrics["log loss"].interval[0] > 0
     assert abs(verdict.metrics["error"].difference) < 0.02
-    assert ("A separate test file" in verdict.settle) != tested
+    assert ("A separate test file" in verdict.advice) != tested
 
 
 def test_overlap_that_is_taken_for_noise_does_not_make_an_overconfident_cleaning_better(
@@ -266,7 +266,7 @@ def test_random_removal_is_not_an_improvement(digits, no_noise):
     verdict = reach_verdict(x[:600], y[:600], removed=removed)
     assert verdict.verdict == "inconclusive" and verdict.removed == 40
     assert (
-        "instances would show it (there are 600)" in verdict.settle or "less than" in verdict.settle
+        "instances would show it (there are 600)" in verdict.advice or "less than" in verdict.advice
     )
 
 
@@ -276,8 +276,8 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
     x = np.column_stack([y + rng.normal(0, 0.3, 200), rng.normal(size=200)])
     for model in (None, GaussianNB()):
         verdict = reach_verdict(x, y, removed=np.flatnonzero(y == 2), seeds=3, model=model)
-        assert "no training instance of '2' is left" in verdict.settle
-        assert "the 20 test instances of it count as wrong" in verdict.settle
+        assert "no training instance of '2' is left" in verdict.advice
+        assert "the 20 test instances of it count as wrong" in verdict.advice
         assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
     relabelled = {int(id): "0" for id in np.flatnonzero(y)}
     with pytest.raises(InvalidInput, match=r"Only one class .* GaussianNB cannot learn it"):

@@ -87,7 +87,7 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
     assert verdict.removed == len(project.recommended.removed)
     assert verdict.relabelled == len(project.recommended.relabelled)
     assert 0.08 < verdict.noise < 0.25 and len(verdict.per_class) == 3
-    assert "all labels in sight" not in verdict.settle
+    assert "all labels in sight" not in verdict.advice
     (kept,) = project.verdicts()
     assert kept["verdict"] == "improved" and kept["nested"] and kept["model"] == "linear"
     page = (whole / "report.html").read_text()
@@ -98,17 +98,17 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
 def test_a_list_is_judged_and_the_verdict_says_what_it_has_seen(whole):
     verdict = ask(whole)
     assert verdict.nested and verdict.removed == 10
-    assert "so it is not called an improvement" in verdict.settle
+    assert "so it is not called an improvement" in verdict.advice
     project = Project.open(whole)
     project.decisions.record({3: ("remove", None), 5: ("relabel", "two")})
     decided = ask(whole, remove=None, decisions=True)
     assert (decided.removed, decided.relabelled) == (1, 1)
-    assert "These decisions were made with all labels in sight" in decided.settle
+    assert "These decisions were made with all labels in sight" in decided.advice
 
 
 def test_a_test_file_measures(tested):
     verdict = ask(tested)
-    assert not verdict.nested and verdict.rows == 80 and "in sight" not in verdict.settle
+    assert not verdict.nested and verdict.rows == 80 and "in sight" not in verdict.advice
     assert "on 80 test rows (3 passes with fresh seeds)" in verdict.sentence
     assert "on the test rows" in (tested / "report.html").read_text()
 
@@ -181,7 +181,7 @@ def test_random_states_inside_of_a_pipeline_are_set(tested):
     pipeline = make_pipeline(StandardScaler(), MLPClassifier((4,), max_iter=10))
     verdict = ask(tested, pipeline, seeds=2)
     assert verdict.model == "StandardScaler + MLPClassifier" and not verdict.resampled
-    assert "The model warns: Stochastic Optimizer: Maximum iterations" in verdict.settle
+    assert "The model warns: Stochastic Optimizer: Maximum iterations" in verdict.advice
     state = np.random.get_state()[1].tolist()  # the caller's random numbers go on as they were
     assert ask(tested, pipeline, seeds=2).metrics == verdict.metrics
     assert np.random.get_state()[1].tolist() == state
@@ -191,7 +191,7 @@ def test_without_probabilities_only_the_error_is_compared(tested):
     verdict = ask(tested, SGDClassifier(loss="hinge"))
     assert set(verdict.metrics) == {"error"} and verdict.plain == {}
     assert "error: " in verdict.sentence and "log loss" not in verdict.sentence
-    assert "SGDClassifier has no predict_proba: only its errors are compared" in verdict.settle
+    assert "SGDClassifier has no predict_proba: only its errors are compared" in verdict.advice
 
 
 def test_a_function_of_ones_own_from_the_command_line(tested, tmp_path):

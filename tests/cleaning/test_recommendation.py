@@ -66,7 +66,7 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
 def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_path):
     """A third of the labels are unlikely, as they are what happened.
 
-    One draw, as the guard is made quick here; tests/cleaning/test_plans.py has it in full.
+    One draw, as the plan comparison is made quick here; tests/cleaning/test_plans.py has it in full.
     """
     table = make_table(tmp_path, np.random.default_rng(0).integers(0, 2, 200), 1.0, 200)
     project = dross.clean(table, "kind", out=tmp_path / "run", **FEW)
@@ -190,7 +190,7 @@ def test_figures_are_what_they_say():
 def test_a_plan_with_a_lower_error_and_a_higher_log_loss_is_shown_and_can_be_taken(
     tmp_path, monkeypatch
 ):
-    """The guard does not allow it; `plan` takes it, with both figures in sight."""
+    """The plan comparison does not allow it; `plan` takes it, with both figures in sight."""
     worse = Figure(before=0.3, after=0.4, change=0.1, interval=(0.05, 0.15))
     figures = {"error": FIGURE, "noise-aware log loss": worse}
     plan = PlanResult(np.array([3, 5]), {}, name="wrong-50", what="remove 2", figures=figures)

@@ -53,7 +53,7 @@ def test_the_interval_is_that_of_the_formula():
     found = verdict.compare_metric(given)
     assert found.interval == pytest.approx((change.mean() - reach, change.mean() + reach))
     further = quantile * (seeds**2 + control_seeds**2 + draw**2) ** 0.5
-    assert found.random_reach == pytest.approx(further)
+    assert found.random_margin == pytest.approx(further)
 
 
 def test_copies_of_a_row_do_not_make_it_surer():
@@ -174,7 +174,7 @@ def test_figures_are_what_they_say():
         per_class=[],
         verdict="improved",
         sentence="",
-        settle="",
+        advice="",
         model="linear",
         resampled=False,
         nested=True,

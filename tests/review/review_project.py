@@ -37,7 +37,7 @@ HOSTILE = [
     "🦊👩‍👩‍👧 zero\u200bwidth",
     '=HYPERLINK("http://example.com")',
 ]
-NOTHING = Recommendation([], None, "no gain", "No plan makes models better beyond chance.")
+NOTHING = Recommendation([], None, "no gain", "No plan improves models by more than chance.")
 _WORDS = (
     "the film was slow but warm and the end surprised everyone who had hoped for more than "
     "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
@@ -160,7 +160,7 @@ def _plan(instances: pd.DataFrame) -> Recommendation:
         relabelled={},
         figures=_figures(0.004),
     )
-    reason = f"Models get better beyond chance if you {best.what} rows."
+    reason = f"Models improve by more than chance if you {best.what} rows."
     return Recommendation([best, other], "wrong-50", "recommended", reason)
 
 
@@ -232,7 +232,7 @@ def make_verdict(
         "sentence": sentence
         or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, "
         "more than chance explains.",
-        "settle": "10 seeds are enough to see this difference.",
+        "advice": "10 seeds are enough to see this difference.",
     }
 
 

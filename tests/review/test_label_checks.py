@@ -32,7 +32,7 @@ def test_the_list_is_in_the_order_of_what_decides_most(asking):
         assert all(id < 60 for id in client.get("/api/list?tab=all").json()["ids"])
         why = client.get("/api/why", params={"id": 61}).json()
         said = {entry["about"]: entry["text"] for entry in why["sentences"]}
-        assert "models that did not learn it predict" in said["Label"]
+        assert "models that were not trained on it predict" in said["Label"]
         assert "wrong with probability 86" in said["Label"]
         assert "dross clean command again" in said["What to do"]
         assert "hurts" not in why and why["content"]["fields"]

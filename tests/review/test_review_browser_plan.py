@@ -114,7 +114,7 @@ def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
 
 def test_to_change_nothing_is_said_honestly(browser, tmp_path):
     folder = make_planned(tmp_path).folder
-    reason = "No plan makes models better beyond chance."
+    reason = "No plan improves models by more than chance."
 
     def change(content):
         content["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
@@ -125,7 +125,7 @@ def test_to_change_nothing_is_said_honestly(browser, tmp_path):
     table.to_parquet(folder / "instances.parquet")
     with serve_in_thread(Project.open(folder)) as server, visit(browser, server) as page:
         assert page.text_content("#plan h2") == "Recommended: change nothing."
-        assert page.text_content("#plan-why") == "No plan makes models better beyond chance."
+        assert page.text_content("#plan-why") == "No plan improves models by more than chance."
         assert not page.is_visible("#take-plan") and not page.is_visible("#plan-doubt")
         assert page.is_visible("#open-plans")
         page.keyboard.press("t")

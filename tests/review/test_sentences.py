@@ -78,12 +78,12 @@ def test_the_runs_agree_or_not():
 
 def test_the_label_stands_against_the_prediction():
     assert describe()[2] == (
-        "Its label is cat; models that did not learn it predict dog (93\u00a0%) and give its label "
+        "Its label is cat; models that were not trained on it predict dog (93\u00a0%) and give its label "
         "2\u00a0%. The label is wrong with probability 95\u00a0%."
     )
-    assert "did not learn it agree (93" in describe(prediction="cat")[2]
+    assert "not trained on it agree (93" in describe(prediction="cat")[2]
     value = describe(task="regression", label="3", prediction="5.1")[2]
-    assert value.startswith("Its value is 3; models that did not learn it predict 5.1.")
+    assert value.startswith("Its value is 3; models that were not trained on it predict 5.1.")
 
 
 def test_retraining_agrees_or_not_or_was_not_done():

@@ -274,7 +274,7 @@ class Decisions:
         """Close the file. Nothing else may be called afterwards."""
         self._connection.close()
 
-    # --- the file ---
+    # --- the file ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         run = self._connection.execute

@@ -136,7 +136,7 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
     )
 
 
-# Finding them
+# --- finding them ---------------------------------------------------------------------------------
 
 
 MOST_COMPARED = 50_000  # rows, each with each; of more, only exact copies are found
@@ -312,7 +312,7 @@ def _order(table: Frame, *, classes: bool) -> np.ndarray:
     return pandas.DataFrame(by).sort_values(list(by), kind="stable").index.to_numpy()
 
 
-# Which are the same
+# --- which are the same ---------------------------------------------------------------------------
 
 
 FEWEST_WORDS = 6  # shorter texts are equal by nature
@@ -383,7 +383,7 @@ def _learned(data: PreparedData) -> list[Column]:
     return [column for column in data.columns if column.kind in ("number", "category", "date")]
 
 
-# Which are nearly the same
+# --- which are nearly the same --------------------------------------------------------------------
 
 
 NEIGHBOURS = 20  # of each instance: the last of them says how near others usually are
@@ -486,7 +486,7 @@ def find_neighbours(rows: Tensor, count: int = NEIGHBOURS) -> Neighbours:
     return Neighbours(places.gather(1, order), distances.gather(1, order))
 
 
-# Which are to be expected
+# --- which are to be expected ---------------------------------------------------------------------
 
 
 _SAMPLED = 400  # rows, to estimate how many equal ones to expect
@@ -580,7 +580,7 @@ def _agreement(
     return near | no_evidence
 
 
-# In words
+# --- in words -------------------------------------------------------------------------------------
 
 
 def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
@@ -668,7 +668,7 @@ def name_likeness(same: bool) -> str:
     return "the same" if same else "nearly the same"
 
 
-# In the report
+# --- in the report --------------------------------------------------------------------------------
 
 
 _GROUPS = 24

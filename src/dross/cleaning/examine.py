@@ -91,7 +91,7 @@ def examine(
     recipe = searched.recipe
     trusted = job.options.validation_is_clean
     rows = make_rows(job.prepared, checked, copies, trusted=trusted)
-    job.say(f"Examining {len(rows):,} labels with models that did not learn them ...")
+    job.say(f"Examining {len(rows):,} labels with models that were not trained on them ...")
     stages.begin("labels")
     started = time.monotonic()
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
@@ -385,7 +385,7 @@ def _describe_labels(
 ) -> dict[str, Any]:
     """The predicted label of some rows, its probability, and how likely the given one is wrong.
 
-    `probability` and `label_probability` are those of models that did not learn the row. `differs`:
+    `probability` and `label_probability` are those of models that were not trained on the row. `differs`:
     they would label it otherwise.
 
     Arguments:
@@ -420,7 +420,7 @@ def _describe_labels(
 
 
 def _held_out_losses(data: PreparedData, noise: LabelPosterior, count: int) -> np.ndarray:
-    """The loss of each training instance by models that did not learn it, [N]."""
+    """The loss of each training instance by models that were not trained on it, [N]."""
     rows = np.arange(count)
     if data.source.classes:
         given = data.y["train"].numpy()

@@ -22,7 +22,7 @@ from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import IMAGES
 from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
-from .tables import PARQUET, read_bytes, read_parquet
+from .tables import LARGEST_INPUT, PARQUET, read_bytes, read_parquet
 from .task import LARGEST
 from .text import SCALE, TEXT
 
@@ -31,7 +31,6 @@ IMAGE_BACKBONE, TEXT_BACKBONE = str(IMAGES.backbone), str(TEXT.backbone)
 _SIDE, _SMALL_SIDE, _SMALL_IMAGE = 224, 128, 64  # pixels; see `_fit_square`
 _CHUNK = 64  # images, or texts: the most that an interrupted computation has to repeat
 _AT_ONCE = 32  # pass through a network together
-_LARGEST_INPUT = 8  # deviations; one wild number must not end the training
 _LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
 _ORDER = (
     "It must have one row for each instance, in the order of the input: rows of a table as they "
@@ -41,7 +40,7 @@ _ORDER = (
 Compute = Callable[[Sequence[Any]], Tensor]  # images or texts -> features, float32 [N, d]
 
 
-# Backbones
+# --- backbones ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ _LIBRARIES = {
 }
 
 
-# A file of features
+# --- a file of features ---------------------------------------------------------------------------
 
 
 def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
@@ -359,7 +358,7 @@ def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
     scaled = (rows.numpy() - mean) / np.where(constant, 1.0, deviation)
     scaled[:, constant] = 0
     spread = usual_length(rows.shape[1]) / max(rows.shape[1], 1) ** 0.5
-    cut = spread * scaled.clip(-_LARGEST_INPUT, _LARGEST_INPUT)
+    cut = spread * scaled.clip(-LARGEST_INPUT, LARGEST_INPUT)
     return torch.from_numpy(cut.astype(np.float32))
 
 
@@ -368,7 +367,7 @@ def usual_length(features: int) -> float:
     return min(features**0.5, _LENGTH)
 
 
-# Features that a project keeps
+# --- features that a project keeps ----------------------------------------------------------------
 
 
 def compute_features(

@@ -86,7 +86,7 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
     elif info.modality.has_tokens:
         why = f"On held-out examples: {figures}. {reason}"
     else:
-        why = f"Models get better beyond chance on held-out instances: {figures}."
+        why = f"Models improve by more than chance on held-out instances: {figures}."
     warnings = ""
     if info.classes:
         labels = instances["label"].tolist()

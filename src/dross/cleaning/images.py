@@ -255,7 +255,7 @@ class ImageEncoder:
         return image[..., :1] if self.grey else image
 
 
-# Copies of folders
+# --- copies of folders ----------------------------------------------------------------------------
 
 
 def copy_folder(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:

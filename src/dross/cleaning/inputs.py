@@ -213,7 +213,7 @@ def _check_sizes(sources: Mapping[str, Source], whole: Source) -> list[str]:
     return notes
 
 
-# Inputs are never touched
+# --- inputs are never touched ---------------------------------------------------------------------
 
 
 _CHOOSE = "Choose another folder."

@@ -68,7 +68,7 @@ class _Part:
     kinds: dict[str, str] = field(default_factory=dict)
 
 
-# Files
+# --- files ----------------------------------------------------------------------------------------
 
 
 def file_name(part: str) -> str:
@@ -134,7 +134,7 @@ def _open_array(path: Path, changed: int, size: int) -> tuple[np.ndarray, float,
     return images, low, high
 
 
-# From objects to files
+# --- from objects to files ------------------------------------------------------------------------
 
 
 def is_in_memory(data: Any) -> bool:
@@ -421,7 +421,7 @@ def _write(part: _Part, name: str, place: Path, images: str | None) -> None:
         raise InvalidInput(f"The data cannot be kept as Parquet: {first_line(error)}.") from error
 
 
-# And back
+# --- and back -------------------------------------------------------------------------------------
 
 
 def restore_data(frame: Frame, label: str, types: DataTypes, pixels: Path) -> Any:

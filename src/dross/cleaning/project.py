@@ -157,7 +157,7 @@ class Project:
             confidence: how sure that is, from 0 to 1.
 
             A negative score means that the instance makes the expected held-out error worse. Loss,
-            prediction and the like come from models that did not learn the instance; training_loss
+            prediction and the like come from models that were not trained on the instance; training_loss
             comes from models that did.
 
         Raises:

@@ -53,7 +53,7 @@ _FOLDERS = re.compile(
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 
 
-# --- their names ---
+# --- their names ----------------------------------------------------------------------------------
 
 
 def is_written_by_dross(name: str) -> bool:
@@ -133,7 +133,7 @@ def explain_missing(folder: Path) -> str:
     )
 
 
-# --- their content ---
+# --- their content --------------------------------------------------------------------------------
 
 
 def write_sealed(path: Path, value: Any) -> None:

@@ -165,7 +165,7 @@ def score(
 def error_scale(errors: np.ndarray) -> float:
     """The scale of the expected error of numbers: twice a robust variance.
 
-    errors: how far off predictions of models are that did not learn the instances, [N].
+    errors: how far off predictions of models are that were not trained on the instances, [N].
     """
     return max(2 * robust_deviation(errors) ** 2, _MIN_SCALE)
 

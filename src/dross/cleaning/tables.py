@@ -68,7 +68,7 @@ class Reading:
         return "place" if self.from_memory else "row"
 
 
-# Files
+# --- files ----------------------------------------------------------------------------------------
 
 
 def read_bytes(path: Path) -> bytes:
@@ -251,7 +251,7 @@ def _split(
     return records, lines[:-2], None if closed else lines[-2]
 
 
-# Frames
+# --- frames ---------------------------------------------------------------------------------------
 
 
 def read_frame(path: Path, *, reading: Reading, needed: list[str]) -> tuple[Frame, list[str]]:
@@ -347,7 +347,7 @@ def has_content(column: Series) -> np.ndarray:
     return as_text(column).fillna("").str.strip().ne("").to_numpy(dtype=bool)
 
 
-# Columns
+# --- columns --------------------------------------------------------------------------------------
 
 
 _UNUSED = ("text", "ignore")
@@ -359,7 +359,7 @@ _DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
 _CATEGORY = "category: "  # before the name of an encoded column
 _IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
 _SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
-_LARGEST_INPUT = 8  # deviations; one wild cell must not end the training
+LARGEST_INPUT = 8  # deviations; one outlier must not end the training
 
 
 def infer_columns(content: Frame, kinds: dict[str, str]) -> list[Column]:
@@ -472,7 +472,7 @@ class TableEncoder:
             warnings.filterwarnings("ignore", message="Found unknown categories")
             encoded = self._transform.transform(self._parse(content))
         inputs = np.asarray(encoded, dtype=np.float32)
-        return torch.from_numpy(np.clip(inputs, -_LARGEST_INPUT, _LARGEST_INPUT))
+        return torch.from_numpy(np.clip(inputs, -LARGEST_INPUT, LARGEST_INPUT))
 
     def _parse(self, content: Frame) -> Frame:
         """Columns of float64, and of str for categories; a date becomes three columns."""
@@ -513,7 +513,7 @@ def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float,
     return scales
 
 
-# Data sets
+# --- data sets ------------------------------------------------------------------------------------
 
 
 _MAX_CLASSES = 10  # a column of numbers with more distinct values is taken for a regression ...
@@ -593,7 +593,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
     return numbers.to_numpy(dtype=np.float64)
 
 
-# Copies
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def copy_table(

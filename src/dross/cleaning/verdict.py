@@ -46,7 +46,7 @@ class Comparison:
         difference: the mean of after - before.
         interval: its 95 % interval, from the rows, the seeds, and what random edits do by chance.
         random_difference, random_interval: the same for the control.
-        random_reach: by how much the edits must be better than the control to be so beyond chance.
+        random_margin: by how much the edits must be better than the control to be so beyond chance.
         rows_error: the standard error of the difference that comes from the choice of rows.
         seeds_error: the standard error that comes from the seeds.
     """
@@ -58,14 +58,14 @@ class Comparison:
     interval: tuple[float, float]
     random_difference: float
     random_interval: tuple[float, float]
-    random_reach: float
+    random_margin: float
     rows_error: float
     seeds_error: float
 
     @property
     def is_better(self) -> bool:
         """Whether the edits lower the measure beyond chance, and further than random edits do."""
-        beyond_random = self.difference < self.random_difference - self.random_reach
+        beyond_random = self.difference < self.random_difference - self.random_margin
         return self.interval[1] < 0 and beyond_random
 
     @property
@@ -92,7 +92,7 @@ class Verdict:
         per_class: the error of each class before and after; none for a regression.
         verdict: `improved`, `worse` or `inconclusive`.
         sentence: the verdict with its figures, as a sentence.
-        settle: what it takes to know more, or a warning; may be empty.
+        advice: what it takes to know more, or a warning; may be empty.
         model: which model judged: `linear`, `mlp`, ..., or the name of the user's own.
         resampled: whether each pass drew a bootstrap sample of the training rows, because seeds
             make no difference to the model.
@@ -111,7 +111,7 @@ class Verdict:
     per_class: list[dict[str, Any]]
     verdict: str
     sentence: str
-    settle: str
+    advice: str
     model: str
     resampled: bool
     plain: dict[str, Comparison]
@@ -162,7 +162,7 @@ class Setup:
     groups: np.ndarray | None = None  # the group of each measured row, as for `compare_metric`
     classes: Sequence[str] = ()  # their names; none for a regression
     labels: np.ndarray | None = None  # the class of each measured row, by name
-    notes: Sequence[str] = ()  # sentences for `Verdict.settle`
+    notes: Sequence[str] = ()  # sentences for `Verdict.advice`
     resampled: bool = False  # as in `Verdict`
     nested: bool = False
 
@@ -187,18 +187,18 @@ def compare_metric(values: np.ndarray, groups: np.ndarray | None = None) -> Comp
     control_rows = _standard_error(control.mean(0), groups)
     control_seeds = _seeds_error(control)
     draw_error = _draw_error(change, control)
-    reach = _reach(len(values), rows_error, seeds_error, draw_error)
-    random_reach = _reach(len(values), 0.0, seeds_error, control_seeds, draw_error)
-    control_reach = _reach(len(values), control_rows, control_seeds)
+    margin = _margin(len(values), rows_error, seeds_error, draw_error)
+    random_margin = _margin(len(values), 0.0, seeds_error, control_seeds, draw_error)
+    control_margin = _margin(len(values), control_rows, control_seeds)
     return Comparison(
         before=before.tolist(),
         after=after.tolist(),
         random=random.tolist(),
         difference=difference,
-        interval=(difference - reach, difference + reach),
+        interval=(difference - margin, difference + margin),
         random_difference=random_difference,
-        random_interval=(random_difference - control_reach, random_difference + control_reach),
-        random_reach=random_reach,
+        random_interval=(random_difference - control_margin, random_difference + control_margin),
+        random_margin=random_margin,
         rows_error=rows_error,
         seeds_error=seeds_error,
     )
@@ -224,7 +224,7 @@ def _quantile(passes: int) -> float:
     return float(t.ppf(_COVERED, passes - 1))
 
 
-def _reach(passes: int, rows_error: float, *over_passes: float) -> float:
+def _margin(passes: int, rows_error: float, *over_passes: float) -> float:
     """Half a 95 % interval, of a standard error from many rows and others from a few passes."""
     wide = _quantile(passes) * np.hypot.reduce(over_passes)
     return float(np.hypot(1.96 * rows_error, wide))
@@ -307,7 +307,7 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
         per_class=_compare_classes(values[ERROR], setup) if setup.classes else [],
         verdict=decided,
         sentence="",
-        settle="",
+        advice="",
         model=setup.model,
         resampled=setup.resampled,
         nested=setup.nested,
@@ -324,7 +324,7 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
     if setup.is_estimator and set(compared) == {ERROR}:
         notes.insert(-1, f"{setup.model} has no predict_proba: only its errors are compared.")
     sentence = describe_verdict(verdict, setup.model if setup.is_estimator else "The model")
-    return replace(verdict, sentence=sentence, settle=" ".join(filter(None, notes)))
+    return replace(verdict, sentence=sentence, advice=" ".join(filter(None, notes)))
 
 
 def _compare_classes(off: np.ndarray, setup: Setup) -> list[dict[str, Any]]:
@@ -439,16 +439,16 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
             f"With or without the edits, the models predict the same for all {rows:,} rows. Only "
             "more rows to measure or more edits can show a change."
         )
-    name, metric = min(changed.items(), key=lambda item: _relative_reach(item[1]))
+    name, metric = min(changed.items(), key=lambda item: _relative_width(item[1]))
     if metric.interval[1] < 0 and not metric.is_better:
         return f"As many random edits lower the {name} as much."
-    reach = (metric.interval[1] - metric.interval[0]) / 2
+    margin = (metric.interval[1] - metric.interval[0]) / 2
     seen = format_change(name, metric.difference)
-    if abs(metric.difference) < reach / 10:
-        limit = format_change(name, reach).lstrip("+")
+    if abs(metric.difference) < margin / 10:
+        limit = format_change(name, margin).lstrip("+")
         return f"If the {name} changes at all, it is probably by less than {limit}."
     from_seeds = _quantile(seeds) * metric.seeds_error
-    by_rows = float(np.sqrt(max(reach**2 - from_seeds**2, 0.0))) / abs(metric.difference)
+    by_rows = float(np.sqrt(max(margin**2 - from_seeds**2, 0.0))) / abs(metric.difference)
     by_seeds = from_seeds / abs(metric.difference)
     if by_rows < 0.9:
         enough = _round_up(max(seeds * by_seeds**2 / (1 - by_rows**2), seeds + 2))
@@ -462,7 +462,7 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     )
 
 
-def _relative_reach(metric: Comparison) -> float:
+def _relative_width(metric: Comparison) -> float:
     return (metric.interval[1] - metric.interval[0]) / abs(metric.difference)
 
 

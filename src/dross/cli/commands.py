@@ -101,8 +101,8 @@ def clean(
 
     Examines the label of every row with out-of-fold predictions, and scores every row by how much
     it adds to the error on held-out rows. Compares plans for what to relabel or remove with
-    changing nothing, on rows that had no part in the plan, and recommends one only if it makes
-    models better beyond chance. Finds copies and writes a report. The input is never changed. If it
+    changing nothing, on rows that had no part in the plan, and recommends one only if it improves
+    models by more than chance. Finds copies and writes a report. The input is never changed. If it
     is stopped, run the same command again to continue.
 
     Where wrong labels and overlapping classes look alike in the data, it lists labels to check.
@@ -225,7 +225,7 @@ def clean_chats(
 
     Fine-tunes the model on chats (messages, or prompts and responses), scores every example and
     every token of its answers by how much it adds to the loss on held-out examples, and recommends
-    a plan only if it makes models better beyond chance. The input is never changed. If it is
+    a plan only if it improves models by more than chance. The input is never changed. If it is
     stopped, run the same command again to continue. dross review, judge and export take it from
     there.
     """

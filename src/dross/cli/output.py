@@ -77,7 +77,7 @@ def print_findings(project: "Project") -> None:
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """Print a verdict: its sentence, its numbers, and what would settle it."""
+    """Print a verdict: its sentence, its numbers, and its advice."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
     console.print(Text.assemble(word, printable(verdict.sentence)))
@@ -91,8 +91,8 @@ def print_verdict(verdict: "Verdict") -> None:
     for row in zip(names, *columns):
         table.add_row(*row)
     console.print(table)
-    if verdict.settle:
-        say(verdict.settle)
+    if verdict.advice:
+        say(verdict.advice)
 
 
 def _format_metric(metric: "Comparison", *, percent: bool) -> list[str]:

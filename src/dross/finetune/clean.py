@@ -35,7 +35,7 @@ from ..cleaning.task import FINE_TUNING
 from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
-from ..influence.scores import WILD_GROWTH, describe_growth
+from ..influence.scores import LARGEST_GROWTH, describe_growth
 from .examples import Examples, open_examples
 from .model import load
 from .score import ChatScores, score
@@ -189,7 +189,7 @@ def clean_chats(
             f"Fine-tuned {repeats} times and scored {len(examples.parts['train']):,} examples and "
             f"{scored.tokens.shape[2]:,} tokens."
         )
-        if (growth := float(scored.growth.max())) > WILD_GROWTH:
+        if (growth := float(scored.growth.max())) > LARGEST_GROWTH:
             say(describe_growth(growth))
         recommendation = compete(tuner, scored, open_store, seed=seed, progress=progress)
         say("Compared plans for what to leave out.")

@@ -92,7 +92,7 @@ def _load(options: ChatOptions) -> Loaded:
     return loaded
 
 
-# --- the weights ---
+# --- the weights ----------------------------------------------------------------------------------
 
 
 def _load_model(name: str) -> Any:
@@ -209,7 +209,7 @@ def _digest(model: Any) -> str:
     return digest_tensors({name: sample(p) for name, p in model.named_parameters()})
 
 
-# --- what is trained ---
+# --- what is trained ------------------------------------------------------------------------------
 
 
 def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
@@ -268,7 +268,7 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
         model.zero_grad(set_to_none=True)
 
 
-# --- the tokenizer ---
+# --- the tokenizer --------------------------------------------------------------------------------
 
 
 def _load_tokenizer(options: ChatOptions) -> Any:

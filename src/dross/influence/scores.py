@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 _SHOWN = 5  # rows in a notebook
-WILD_GROWTH = 12.0  # of the adjoint: above it, first order does not follow a run
+LARGEST_GROWTH = 12.0  # of the adjoint: above it, first order does not follow a run
 _IN_FILES = ("weights", "first_epoch", "step", "hessian", "details")
 
 
@@ -88,12 +88,12 @@ class Scores:
         else:
             shape = f"{len(self.values)} queries x {shape}"
         length = say_count(self.by_epoch.shape[-2], "epoch")
-        doubt = "; do not rely on them, see .trust" if self._is_wild else ""
+        doubt = "; do not rely on them, see .trust" if self._is_doubtful else ""
         return f"<Scores of {shape} for {self.query.name}, {length}{worst}{doubt}>"
 
     @property
-    def _is_wild(self) -> bool:
-        return self.details.get("adjoint_growth", 0.0) > WILD_GROWTH
+    def _is_doubtful(self) -> bool:
+        return self.details.get("adjoint_growth", 0.0) > LARGEST_GROWTH
 
     @property
     def trust(self) -> str | None:
@@ -290,7 +290,7 @@ def describe_growth(growth: float) -> str:
         growth: the length of the adjoint before the first step, divided by that after the last.
     """
     times = f"{growth:,.0f}" if growth >= 10 else f"{growth:.1f}"
-    if growth > WILD_GROWTH:
+    if growth > LARGEST_GROWTH:
         return (
             f"By its end the run magnifies a small change {times} times. In such runs, scores say "
             "little about what retraining would do. Lower the rate, or train for fewer steps."

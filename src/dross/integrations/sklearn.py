@@ -227,7 +227,7 @@ class _Cleaning(ABC):
         self.removed_ = removed
         self.relabelled_ = {row: self._read(label) for row, label in relabelled.items()}
 
-    # --- what depends on the task ---
+    # --- what depends on the task -----------------------------------------------------------------
 
     _task: str
 
@@ -247,7 +247,7 @@ class _Cleaning(ABC):
     def _read(self, label: str) -> Any:
         """A label of dross as y has it."""
 
-    # --- what the fitted estimator does ---
+    # --- what the fitted estimator does -----------------------------------------------------------
 
     @available_if(_wrapped_has("predict"))
     def predict(self, X: Any) -> Any:

@@ -76,7 +76,7 @@ class LabelChecks:
             return str(self.project.table.at[number, "source"])
         return str(self._table.at[number - self.start, "source"])
 
-    # --- the list ---
+    # --- the list ---------------------------------------------------------------------------------
 
     def list_numbers(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """What passes the filter: those to check in their order, then what is checked."""
@@ -121,7 +121,7 @@ class LabelChecks:
             "copy": None,
         } | self.listing.short_content(self._content.loc[place], Reasons())
 
-    # --- why ---
+    # --- why --------------------------------------------------------------------------------------
 
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""

@@ -198,7 +198,7 @@ class Listing:
         kinds = {column.name: column.kind for column in columns}
         return UnusualCells(content, infer_columns(content, kinds))
 
-    # --- chats ---
+    # --- chats ------------------------------------------------------------------------------------
 
     @cached_property
     def token_scale(self) -> float:

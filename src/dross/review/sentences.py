@@ -109,7 +109,7 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
 
 
 def describe_label(row: Any, task: Task) -> str:
-    """Return a sentence that holds a label against what models predict that did not learn it."""
+    """Return a sentence that holds a label against what models predict that were not trained on it."""
     label = row["label"]
     prediction = row["prediction"]
     is_number = task is REGRESSION
@@ -121,13 +121,13 @@ def describe_label(row: Any, task: Task) -> str:
         what = "It" if is_number else "The label"
         wrong = f" {what} is wrong with probability {format_percent(row['wrong'])}."
     if is_number:
-        models = f"models that did not learn it predict {prediction}"
+        models = f"models that were not trained on it predict {prediction}"
         return f"{given}; {models}.{wrong}"
     sure = format_percent(row["probability"])
     if label == prediction:
-        return f"{given}; models that did not learn it agree ({sure}).{wrong}"
+        return f"{given}; models that were not trained on it agree ({sure}).{wrong}"
     return (
-        f"{given}; models that did not learn it predict {prediction} ({sure}) and "
+        f"{given}; models that were not trained on it predict {prediction} ({sure}) and "
         f"give its label {format_percent(row['label_probability'])}.{wrong}"
     )
 

@@ -4,7 +4,7 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const STEPS = [
-  { at: "plan", title: "The recommendation", text: "dross compared a handful of plans with changing nothing, on instances that had no part in them. It recommends one only if models get better beyond chance. “Accept the plan” decides everything in it in one step; you can still change or undo every decision." },
+  { at: "plan", title: "The recommendation", text: "dross compared a handful of plans with changing nothing, on instances that had no part in them. It recommends one only if models improve by more than chance. “Accept the plan” decides everything in it in one step; you can still change or undo every decision." },
   { at: "list", title: "The list", text: "Each instance shows its label, what the models say, and its effect: below zero means that the expected error is lower without it. Use the arrow keys to move, and the tabs above for other lists." },
   { at: "why", or: "list", title: "Why", text: "This panel says why the selected instance is listed. Read it before you decide: an instance can hurt without being wrong." },
   { at: "actions", title: "Decide", text: "Keep, remove or relabel, by button or with one key. Every decision is saved at once. “Verdict” then trains new models and says whether your decisions help." },

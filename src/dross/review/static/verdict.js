@@ -79,7 +79,7 @@ function build(verdict, place) {
     verdict.model ? h("span", { class: "quiet small" }, ", judged by ", data(verdict.model)) : null);
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),
-    verdict.settle ? h("p", { class: "quiet" }, data(verdict.settle)) : null,
+    verdict.advice ? h("p", { class: "quiet" }, data(verdict.advice)) : null,
     Object.entries(verdict.metrics).map(([name, metric], order) => metricView(name, name, metric, order === 0)),
     Object.entries(verdict.plain ?? {}).map(([name, metric]) => metricView(name, `${name}, all given labels counted as right`, metric, false)),
     perClass(verdict.per_class ?? []),
