@@ -60,6 +60,8 @@ def test_cells_may_be_long():
         ("a,b\n1,2\n".encode("utf-16-le"), "UTF-16"),
         (b"\x1f\x8b\x08\x00rest", r"compressed \(gzip\)"),
         (b"PK\x03\x04rest", r"compressed \(zip\)"),
+        (b"PK\x03\x04..[Content_Types].xml..PK\x03\x04..xl/workbook.xml", "an Excel workbook"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1rest", r"Excel: File, Save As.*read_excel\('"),
     ],
 )
 def test_what_is_no_text_is_refused(raw, told):

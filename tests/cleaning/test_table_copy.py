@@ -6,8 +6,9 @@ import numpy as np
 import pandas
 import pytest
 
+from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import RowEdits
-from dross.cleaning.tables import Reading, copy_table
+from dross.cleaning.tables import FORMATS, Reading, TableFormat, copy_table
 from dross.errors import InvalidInput
 
 
@@ -76,3 +77,34 @@ def test_parquet_with_numbers_for_names(tmp_path):
     raw, _ = copy_file(tmp_path / "t.parquet", ".parquet", "1", edits)
     copy = pandas.read_parquet(io.BytesIO(raw))
     assert copy[1].tolist() == [False, False, True] and copy[1].dtype == bool
+
+
+class Feather(TableFormat):
+    has_types = True
+
+    def read(self, raw, path, reading, *, verbatim=False):
+        frame = self.load(raw)
+        frame.index = np.arange(2, 2 + len(frame))
+        return frame, []
+
+    def write(self, frame):
+        sink = io.BytesIO()
+        frame.reset_index(drop=True).to_feather(sink)
+        return sink.getvalue()
+
+    def load(self, raw):
+        return pandas.read_feather(io.BytesIO(raw))
+
+
+def test_a_format_needs_one_entry(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, ".feather", Feather())
+    path = tmp_path / "t.feather"
+    frame = pandas.DataFrame({"x": np.arange(40.0), "y": ["a", "b"] * 20})
+    path.write_bytes(FORMATS[".feather"].write(frame))
+    prepared = prepare(Request(str(path), "y"))
+    assert len(prepared.source) == 40 and prepared.source.names[0] == "row 2"
+    edits = RowEdits({2}, {3: "a"})
+    for suffix in FORMATS:
+        raw, count = copy_file(path, suffix, "y", edits)
+        copy = FORMATS[suffix].load(raw)
+        assert count == 39 and copy["y"].tolist()[:3] == ["a", "a", "b"]

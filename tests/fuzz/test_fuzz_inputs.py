@@ -17,7 +17,7 @@ from PIL import Image
 
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import PreparedData, RowEdits, data_digest
-from dross.cleaning.tables import TABLES, Reading, copy_table
+from dross.cleaning.tables import FORMATS, Reading, copy_table
 from dross.errors import DrossError
 from tests.fuzz.effort import rounds
 from tests.fuzz.mutate import damage
@@ -91,7 +91,7 @@ def copy_or_refuse(path, request: Request, prepared: PreparedData | None, random
     labels = ["1"] if prepared is None else [str(label) for label in prepared.source.labels]
     removed, changed = random_.choice(rows), random_.choice(rows)
     edits = RowEdits({removed}, {changed: random_.choice(labels)})
-    for suffix in TABLES:
+    for suffix in FORMATS:
         try:
             raw, count = copy_table(
                 path.read_bytes(), path, suffix, request.label or "", edits, request.reading

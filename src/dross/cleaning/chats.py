@@ -14,8 +14,8 @@ import pyarrow.parquet as parquet
 
 from .._checks import check_count, check_name
 from ..errors import InvalidInput, first_line
-from .modality import Modality, RowEdits
-from .tables import PARQUET, read_bytes
+from .modality import Frame, Modality, RowEdits
+from .tables import find_format, is_parquet, read_bytes
 
 CHATS = Modality("chats", has_text=True, has_tokens=True)
 JSONL = (".jsonl", ".ndjson")
@@ -134,7 +134,7 @@ def read_chats(
         raise InvalidInput(f"{path} has no rows.")
     names = list(dict.fromkeys(key for _, row in rows for key in row))
     columns = _find_columns(path, names, _Columns(prompt, response, source))
-    word = "row" if path.suffix.lower() in PARQUET else "line"
+    word = "row" if is_parquet(path) else "line"
     read = [_read_row(path, word, number, row, columns) for number, row in rows]
     chats = [chat for chat in read if chat.response.strip()]
     notes = []
@@ -151,11 +151,10 @@ def read_chats(
 
 def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(number, row) of all rows that are not blank."""
-    suffix = path.suffix.lower()
-    if suffix in PARQUET:
+    if is_parquet(path):
         yield from enumerate(_read_parquet(path), 1)
         return
-    if suffix not in JSONL:
+    if path.suffix.lower() not in JSONL:
         raise InvalidInput(
             f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
             "or .parquet."
@@ -240,11 +239,12 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
 
 def check_same_format(source: Path, to: Path) -> None:
     """Refuse, with InvalidInput, a copy in another format than the input's."""
-    wanted = JSONL if source.suffix.lower() in JSONL else PARQUET
-    if to.suffix.lower() not in wanted:
-        raise InvalidInput(
-            f"{to.name} must be a file like {source.name}: end its name with {' or '.join(wanted)}."
-        )
+    if is_parquet(source):
+        same, ends = is_parquet(to), "end its name with .parquet or .pq"
+    else:
+        same, ends = to.suffix.lower() in JSONL, f"end its name with {' or '.join(JSONL)}"
+    if not same:
+        raise InvalidInput(f"{to.name} must be a file like {source.name}: {ends}.")
 
 
 def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
@@ -257,7 +257,7 @@ def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
         source: The path of the file.
         edits: Which rows to leave out.
     """
-    if source.suffix.lower() in PARQUET:
+    if is_parquet(source):
         table = parquet.ParquetFile(io.BytesIO(raw)).read()
         rows = np.array([k not in edits.removed for k in range(1, len(table) + 1)], dtype=bool)
         sink = io.BytesIO()
@@ -265,3 +265,10 @@ def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
         return sink.getvalue(), int(rows.sum())
     lines = [line for k, line in enumerate(raw.split(b"\n"), 1) if k not in edits.removed]
     return b"\n".join(lines), sum(bool(line.strip()) for line in lines)
+
+
+def load_chats(raw: bytes, source: Path) -> list[dict[str, Any]] | Frame:
+    """The rows of a copy as Python objects: lines of JSON as dicts, Parquet as a frame."""
+    if is_parquet(source):
+        return find_format(source).load(raw)
+    return [json.loads(line) for line in raw.split(b"\n") if line.strip()]

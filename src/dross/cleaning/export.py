@@ -6,18 +6,15 @@ was compared.
 
 import csv
 import io
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from .._io import delete_stale, digest_bytes, hold_lock, make_folder, staged_file, sync_folder
 from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
-from .chats import CHATS, check_same_format, copy_chats
+from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
 from .images import copy_folder
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
@@ -25,7 +22,7 @@ from .memory import pixels_of, restore_data
 from .modality import RowEdits
 from .project import Project, compare_digests
 from .project_files import MEND, is_written_by_dross
-from .tables import PARQUET, TABLES, copy_table, read_bytes
+from .tables import FORMATS, copy_table, read_bytes
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 
@@ -118,8 +115,8 @@ def _check_targets(project: Project, request: Request, to: Path, listed: Path) -
     source, inputs = Path(request.data), input_paths(request)
     if project.modality is CHATS:
         check_same_format(source, to)
-    elif not source.is_dir() and to.suffix.lower() not in TABLES:
-        names = ", ".join(TABLES)
+    elif not source.is_dir() and to.suffix.lower() not in FORMATS:
+        names = ", ".join(FORMATS)
         raise InvalidInput(f"{to.name} must be a table: end its name with {names}.")
     if request.images is not None:
         images = [source.parent / str(name) for name in project.content["path"]]
@@ -188,7 +185,7 @@ def _list_decisions(project: Project, edits: ChosenEdits) -> bytes:
     return text.getvalue().encode()
 
 
-def copy_for_python(project: Project, remove: int | None, relabel: int | None) -> Any:
+def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> Any:
     """What `Project.cleaned` returns."""
     request = project.request
     source = Path(request.data)
@@ -199,13 +196,11 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
     compare_digests(project, digest_inputs(request, without="data"))
-    suffix = source.suffix.lower() if source.suffix.lower() in PARQUET else ".csv"
+    suffix = source.suffix.lower() if source.suffix.lower() in FORMATS else ".csv"
     raw, _ = _copy_file(project, request, edits, suffix)
-    if suffix not in PARQUET:
-        if project.modality is CHATS:
-            return [json.loads(line) for line in raw.split(b"\n") if line.strip()]
-        return pandas.read_csv(io.BytesIO(raw))
-    frame = pandas.read_parquet(io.BytesIO(raw))
+    if project.modality is CHATS:
+        return load_chats(raw, source)
+    frame = FORMATS[suffix].load(raw)
     if request.memory is None:
         return frame
     try:

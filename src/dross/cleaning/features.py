@@ -22,7 +22,7 @@ from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import IMAGES
 from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
-from .tables import LARGEST_INPUT, PARQUET, read_bytes, read_parquet
+from .tables import LARGEST_INPUT, is_parquet, read_bytes, read_parquet
 from .task import LARGEST
 from .text import SCALE, TEXT
 
@@ -304,7 +304,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
         InvalidInput: the file cannot be read, or does not fit the input.
     """
     raw = read_bytes(path)
-    if path.suffix.lower() in PARQUET:
+    if is_parquet(path):
         frame = read_parquet(raw, path)
         others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
         if others:

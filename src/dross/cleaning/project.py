@@ -387,9 +387,9 @@ class Project:
                 a function.
             InputChanged: the data have changed since `dross.clean`.
         """
-        from .export import copy_for_python
+        from .export import cleaned_data
 
-        return copy_for_python(self, remove, relabel)
+        return cleaned_data(self, remove, relabel)
 
     def check_files(self) -> None:
         """Read everything that project.json has a digest of.

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,14 +40,15 @@ from .text import TEXT
 
 TABLE = Modality("table")
 
-PARQUET = (".parquet", ".pq")
-TABLES = (".csv", ".tsv", *PARQUET)
 _MISSING = ("", "?", "NA", "N/A", "nan", "NaN", "null", "NULL", "None", "-")
 _SEPARATORS = ",;\t|"
 _SAMPLE = 65536  # characters
 _SAMPLE_RECORDS = 50
 _END = "\x1ethe end\x1e"  # a record after the last of the file: an open quote swallows it
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_ZIP = b"PK\x03\x04"
+_PACKED = {b"\x1f\x8b": "gzip", _ZIP: "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_WORKBOOK_IN_ZIP = b"xl/workbook"  # an .xlsx file is a zip archive in which this is a name
+_OLD_WORKBOOK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how an .xls file begins
 # Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
 _WINDOWS = {
     code: code if letter == "\ufffd" else ord(letter)
@@ -94,43 +96,159 @@ def read_parquet(raw: bytes, path: Path) -> Frame:
         raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
 
 
-def _parse(
-    raw: bytes, path: Path, reading: Reading, *, verbatim: bool = False
-) -> tuple[Frame, list[str]]:
-    """The table as it is in the file, with notes; its index has the numbers of the rows.
+class TableFormat(ABC):
+    """A kind of file that holds a table. FORMATS lists them all.
 
-    A named index of a Parquet file becomes columns. verbatim: as for `parse_csv`.
+    Attributes:
+        has_types: whether a file says which cells are numbers, dates or missing. Otherwise all
+            cells are text, and `Reading.missing` says which count as missing.
     """
-    if path.suffix.lower() not in PARQUET:
-        return _parse_text(raw, path.name, reading.separator, verbatim)
-    frame = read_parquet(raw, path)
-    if any(name is not None for name in frame.index.names):
-        frame = frame.reset_index(allow_duplicates=True)
-    first = 0 if reading.from_memory else 2  # as a spreadsheet counts: the names are its row 1
-    frame.index = np.arange(first, first + len(frame))
-    return frame, []
+
+    has_types: bool
+
+    @abstractmethod
+    def read(
+        self, raw: bytes, path: Path, reading: Reading, *, verbatim: bool = False
+    ) -> tuple[Frame, list[str]]:
+        """The table as it is in the file, with notes; its index has the numbers of the rows.
+
+        verbatim: as for `parse_csv`; for a copy.
+        """
+
+    @abstractmethod
+    def write(self, frame: Frame) -> bytes:
+        """The bytes of a file with this table, without its index."""
+
+    @abstractmethod
+    def load(self, raw: bytes) -> Frame:
+        """What pandas makes of a file that `write` or `copy` made."""
+
+    def copy(
+        self, raw: bytes, labels: Series, new: dict[int, str], kept: np.ndarray
+    ) -> bytes | None:
+        """A copy with what `write` would lose; None where that is nothing, or cannot be kept.
+
+        Arguments:
+            raw: The content of a file of this format.
+            labels: The column of the labels, of all rows.
+            new: {place of a row: its new label}.
+            kept: Which rows the copy has, bool [N].
+        """
+        return None
 
 
-def _parse_text(
-    raw: bytes, name: str, separator: str | None, verbatim: bool
-) -> tuple[Frame, list[str]]:
-    text, notes = decode_text(raw, name)
-    separator = guess_separator(text) if separator is None else check_separator(separator)
-    frame, short = parse_csv(text, separator, name, verbatim=verbatim)
-    if separator != ",":
-        shown = "a tab" if separator == "\t" else repr(separator)
-        notes.append(f"Columns are separated by {shown}.")
-    if short:
-        notes.append(
-            f"{say_count(len(short), 'row has', 'rows have')} fewer cells than the first line has "
-            f"names (the first is on line {short[0]}); the cells that are not there count as "
-            "missing."
-        )
-    return frame, notes
+@dataclass(frozen=True)
+class _TextFormat(TableFormat):
+    """CSV and TSV. The separator is guessed when a file is read."""
+
+    separator: str  # of files that are written
+    has_types = False
+
+    def read(
+        self, raw: bytes, path: Path, reading: Reading, *, verbatim: bool = False
+    ) -> tuple[Frame, list[str]]:
+        text, notes = decode_text(raw, path.name)
+        if reading.separator is None:
+            separator = guess_separator(text)
+        else:
+            separator = check_separator(reading.separator)
+        frame, short = parse_csv(text, separator, path.name, verbatim=verbatim)
+        if separator != ",":
+            shown = "a tab" if separator == "\t" else repr(separator)
+            notes.append(f"Columns are separated by {shown}.")
+        if short:
+            notes.append(
+                f"{say_count(len(short), 'row has', 'rows have')} fewer cells than the first line "
+                f"has names (the first is on line {short[0]}); the cells that are not there count "
+                "as missing."
+            )
+        return frame, notes
+
+    def write(self, frame: Frame) -> bytes:
+        return frame.to_csv(index=False, sep=self.separator, lineterminator="\n").encode("utf-8")
+
+    def load(self, raw: bytes) -> Frame:
+        return pandas.read_csv(io.BytesIO(raw), sep=self.separator)
+
+
+class _ParquetFormat(TableFormat):
+    """Parquet. A named index becomes columns."""
+
+    has_types = True
+
+    def read(
+        self, raw: bytes, path: Path, reading: Reading, *, verbatim: bool = False
+    ) -> tuple[Frame, list[str]]:
+        frame = read_parquet(raw, path)
+        if any(name is not None for name in frame.index.names):
+            frame = frame.reset_index(allow_duplicates=True)
+        first = 0 if reading.from_memory else 2  # as a spreadsheet counts: the names are its row 1
+        frame.index = np.arange(first, first + len(frame))
+        return frame, []
+
+    def write(self, frame: Frame) -> bytes:
+        if not frame.columns.is_unique:
+            raise InvalidInput(
+                "Some columns have the same name, which Parquet does not allow. Choose another "
+                "kind of file, such as .csv."
+            )
+        return frame.to_parquet(index=False)
+
+    def load(self, raw: bytes) -> Frame:
+        return pandas.read_parquet(io.BytesIO(raw))
+
+    def copy(
+        self, raw: bytes, labels: Series, new: dict[int, str], kept: np.ndarray
+    ) -> bytes | None:
+        """The copy with the types, the index and the metadata of the original.
+
+        None if the labels are not a column of the file, but an index that it only describes.
+        """
+        table = parquet.ParquetFile(io.BytesIO(raw)).read()
+        if new:
+            places = table.schema.get_all_field_indices(str(labels.name))
+            if len(places) != 1:
+                return None
+            field = table.schema.field(places[0])
+            values = _relabel(labels, table.column(places[0]).to_pylist(), new)
+            table = table.set_column(places[0], field, arrow.array(values, type=field.type))
+        sink = io.BytesIO()
+        parquet.write_table(table.filter(arrow.array(kept)), sink)
+        return sink.getvalue()
+
+
+_CSV = _TextFormat(",")
+_PARQUET = _ParquetFormat()
+# the formats of tables by how names of files end: one more needs an entry here and nothing else
+FORMATS: dict[str, TableFormat] = {
+    ".csv": _CSV,
+    ".tsv": _TextFormat("\t"),
+    ".parquet": _PARQUET,
+    ".pq": _PARQUET,
+}
+
+
+def find_format(path: Path) -> TableFormat:
+    """The format of a table by its name; every other name is that of a text."""
+    return FORMATS.get(path.suffix.lower(), _CSV)
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is a Parquet file, by its name."""
+    return find_format(path) is _PARQUET
+
+
+# --- text -----------------------------------------------------------------------------------------
 
 
 def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
     """The text of a file, and a note if its encoding had to be guessed."""
+    if raw.startswith(_OLD_WORKBOOK) or (raw.startswith(_ZIP) and _WORKBOOK_IN_ZIP in raw):
+        raise InvalidInput(
+            f"{name} is an Excel workbook. Save the sheet as CSV UTF-8 (in Excel: File, Save As), "
+            f"or as Parquet (in Python: pandas.read_excel('{name}').to_parquet("
+            f"'{Path(name).stem}.parquet'))."
+        )
     for magic, packing in _PACKED.items():
         if raw.startswith(magic):
             raise InvalidInput(
@@ -267,11 +385,12 @@ def read_frame(path: Path, *, reading: Reading, needed: list[str]) -> tuple[Fram
     Returns:
         The table, and notes about what had to be guessed.
     """
-    frame, notes = _parse(read_bytes(path), path, reading)
+    form = find_format(path)
+    frame, notes = form.read(read_bytes(path), path, reading)
     if len(frame) == 0:
         raise InvalidInput(f"{path} has column names, but no rows.")
     missing = reading.missing or ()
-    if path.suffix.lower() not in PARQUET:
+    if not form.has_types:
         missing = _MISSING if reading.missing is None else ("", *reading.missing)
     original = [str(name).strip() for name in frame.columns]
     frame.columns = names = column_names(original)
@@ -544,6 +663,8 @@ def read_table(
     for name, kind in columns.items():
         check_name("column", name, frame.columns)
         check_name("kind of column", kind, KINDS)
+    # a row without a label is left out: nothing can be learned from it. Ids count the rows that are
+    # left; a copy (`copy_table`) has it as it was.
     present = has_content(frame[label])
     if not present.all():
         lacking = (f"row has no '{label}' and is", f"rows have no '{label}' and are")
@@ -604,12 +725,14 @@ def copy_table(
     Arguments:
         raw: The content of a CSV, TSV or Parquet file.
         source: The path of the file.
-        suffix: Of the copy: one of TABLES.
+        suffix: Of the copy: one of FORMATS.
         label: The column that holds the labels.
         edits: What to change.
         reading: How the file was read.
     """
-    frame, _ = _parse(raw, source, reading, verbatim=True)
+    form = find_format(source)
+    target = FORMATS[suffix]
+    frame, _ = form.read(raw, source, reading, verbatim=True)
     kept = ~frame.index.isin(list(edits.removed))
     names = column_names(frame.columns)
     check_name("column", label, names)
@@ -618,13 +741,13 @@ def copy_table(
     new = {k: edits.relabelled[row] for k, row in rows if row in edits.relabelled}
     try:
         copied = None
-        if suffix in PARQUET and source.suffix.lower() in PARQUET:
-            copied = _copy_parquet(raw, frame.iloc[:, place], new, kept)
+        if target is form:
+            copied = form.copy(raw, frame.iloc[:, place], new, kept)
         if copied is None:
             cells = frame.iloc[:, place]
             if new:
                 frame.isetitem(place, _relabel(cells, cells.tolist(), new))
-            copied = _write_frame(frame[kept], suffix)
+            copied = target.write(frame[kept])
     except InvalidInput:
         raise
     except Exception as error:  # a table can hold what a file of another kind cannot
@@ -633,26 +756,6 @@ def copy_table(
             "file."
         ) from error
     return copied, int(kept.sum())
-
-
-def _copy_parquet(
-    raw: bytes, labels: Series, new: dict[int, str], kept: np.ndarray
-) -> bytes | None:
-    """The copy with the types, the index and the metadata of the original.
-
-    None if the labels are not a column of the file, but an index that it only describes.
-    """
-    table = parquet.ParquetFile(io.BytesIO(raw)).read()
-    if new:
-        places = table.schema.get_all_field_indices(str(labels.name))
-        if len(places) != 1:
-            return None
-        field = table.schema.field(places[0])
-        values = _relabel(labels, table.column(places[0]).to_pylist(), new)
-        table = table.set_column(places[0], field, arrow.array(values, type=field.type))
-    sink = io.BytesIO()
-    parquet.write_table(table.filter(arrow.array(kept)), sink)
-    return sink.getvalue()
 
 
 def _relabel(shown: Series, values: list[Any], new: dict[int, str]) -> list[Any]:
@@ -678,15 +781,3 @@ def _relabel(shown: Series, values: list[Any], new: dict[int, str]) -> list[Any]
                 raise InvalidInput(f"'{label}' cannot be a label among labels such as '{old}'.")
             changed[place] = label if isinstance(old, str) else type(old)(number)
     return changed
-
-
-def _write_frame(frame: Frame, suffix: str) -> bytes:
-    if suffix in PARQUET:
-        if not frame.columns.is_unique:
-            raise InvalidInput(
-                "Some columns have the same name, which Parquet does not allow. Choose another "
-                "kind of file, such as .csv."
-            )
-        return frame.to_parquet(index=False)
-    text = frame.to_csv(index=False, sep="\t" if suffix == ".tsv" else ",", lineterminator="\n")
-    return text.encode("utf-8")
