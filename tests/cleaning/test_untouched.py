@@ -156,7 +156,7 @@ def test_overwriting_deletes_only_what_dross_wrote(little):
 
 
 def test_decisions_that_were_set_aside_are_not_replaced(little, monkeypatch):
-    from dross.cleaning.project_files import set_decisions_aside
+    from dross.cleaning.decisions import set_decisions_aside
 
     monkeypatch.setattr("time.strftime", lambda *_: "20260101-000000")
     for text in ("one", "two"):

@@ -218,7 +218,7 @@ def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
     monkeypatch.setattr(totals, "_SECONDS_BETWEEN_WRITES", 0)
     monkeypatch.setattr(totals, "_MIN_TIMES_OF_WRITING", 0)
     written = []
-    monkeypatch.setattr(totals, "write_sealed", lambda *args: written.append(args))
+    monkeypatch.setattr(totals, "write_tensors", lambda *args: written.append(args))
     run.influence(query(p), resume=resume)
     assert not written and sorted(run.path.iterdir()) == files
 

@@ -161,21 +161,24 @@ def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
     return CheckedLabels(part, decided)
 
 
-def settle_labels(folder: Path, checked: CheckedLabels) -> bool:
-    """Whether what the folder keeps was computed with these labels; what was not is deleted.
+def discard_outdated_results(folder: Path, checked: CheckedLabels) -> bool:
+    """Delete results that were computed with other labels, and note the labels of the next ones.
 
     The recorded runs stay: no checked label changes what they learned.
+
+    Returns:
+        Whether something was outdated.
     """
     path = folder / _FILE
     used = read_intact(path, UsedLabels) if path.exists() else UsedLabels({})
     if used is not None and used.labels == checked.decided:
-        return True
+        return False
     earlier = _describe_recommendation(folder)
     if earlier is None and used is not None:
         earlier = used.earlier  # a run with other labels was stopped
     delete_written(folder, names=_RESULTS[checked.part])
     write_sealed(path, UsedLabels(dict(checked.decided), earlier))
-    return False
+    return True
 
 
 def read_earlier(folder: Path) -> str | None:

@@ -17,6 +17,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -450,6 +451,20 @@ def check_belongs(
                 f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
                 f"Decide about it again with dross review {path.parent}."
             )
+
+
+def set_decisions_aside(folder: Path) -> None:
+    """Give the decisions a name with the time in it, which no file has yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number = 0
+    while any(folder.glob(f"decisions-{stamp}-{number:02d}.*")):
+        number += 1
+    for path in sorted(folder.glob("decisions.sqlite*")):
+        aside = f"decisions-{stamp}-{number:02d}{path.name.removeprefix('decisions')}"
+        try:
+            path.rename(folder / aside)
+        except OSError as error:
+            raise DrossError(f"{path} cannot be set aside: {error.strerror}.") from error
 
 
 def group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:

@@ -1,9 +1,8 @@
 """Duplicates in a data set: within the training part, and between it and the others."""
 
-import base64
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,6 @@ from .._io import digest_bytes
 from .._progress import progress_bar
 from .._text import say_count
 from ..errors import CorruptFile
-from .explain import format_cell
 from .images import load_image
 from .modality import PARTS, Frame, Modality, PreparedData, Source
 from .tables import Column
@@ -666,62 +664,3 @@ def name_place(row: dict[str, Any]) -> str:
 def name_likeness(same: bool) -> str:
     """How alike two instances are, in words."""
     return "the same" if same else "nearly the same"
-
-
-# --- in the report --------------------------------------------------------------------------------
-
-
-_GROUPS = 24
-_MEMBERS = 4  # of each group
-_CELLS = 8
-_LETTERS = 300
-
-
-def show_groups(
-    copies: Copies, image_of: Callable[[str, int], bytes | None], *, classes: bool
-) -> list[dict[str, Any]]:
-    """The first groups, as the template copies.html shows them.
-
-    Arguments:
-        copies: Of a project.
-        image_of: `Project.image`.
-        classes: Whether labels are classes.
-    """
-    groups = []
-    for number in list(dict.fromkeys(copies.table["group"].tolist()))[:_GROUPS]:
-        rows = copies.group(number)
-        shown = rows[: _MEMBERS - 1] + rows[-1:] if len(rows) > _MEMBERS else rows
-        about = describe_group(copies, number, classes=classes)
-        members = _show_members(copies, shown, image_of)
-        groups.append({"about": about, "more": len(rows) - len(shown), "members": members})
-    return groups
-
-
-def _show_members(
-    copies: Copies, rows: list[dict[str, Any]], image_of: Callable[[str, int], bytes | None]
-) -> list[dict[str, Any]]:
-    content = copies.content.iloc[[row["place"] for row in rows]]
-    images = [image_of(row["part"], row["id"]) for row in rows]
-    is_text = "text" in content
-    cells = [] if is_text or any(images) else _choose_cells(content)
-    return [
-        {
-            "place": name_place(row),
-            "part": row["part"],
-            "label": row["label"],
-            "image": image and f"data:image/png;base64,{base64.b64encode(image).decode()}",
-            "text": str(item["text"] or "")[:_LETTERS] if is_text else None,
-            "cells": [(name, _show_cell(item[name]), differs) for name, differs in cells],
-        }
-        for row, image, (_, item) in zip(rows, images, content.iterrows())
-    ]
-
-
-def _choose_cells(content: Frame) -> list[tuple[str, bool]]:
-    """[(column, whether the members differ in it), ...]: first those in which they do."""
-    differs = {name: len(set(map(_show_cell, content[name]))) > 1 for name in content.columns}
-    return sorted(differs.items(), key=lambda column: not column[1])[:_CELLS]
-
-
-def _show_cell(value: Any) -> str:
-    return format_cell(value) or "missing"

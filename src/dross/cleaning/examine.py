@@ -116,7 +116,7 @@ def examine(
     why = _explain(scored_job, instances, runs[0], recipe, parts[0], verified)
     return Outcome(
         instances=instances,
-        labels=label_table(job.prepared, noise, checked, checks, trusted=trusted),
+        labels=tabulate_labels(job.prepared, noise, checked, checks, trusted=trusted),
         recipe=recipe,
         runs=runs,
         checked=verified,
@@ -334,7 +334,7 @@ def instance_table(
     return pandas.DataFrame(columns, index=pandas.RangeIndex(count, name="id"))
 
 
-def label_table(
+def tabulate_labels(
     data: PreparedData,
     noise: LabelPosterior,
     checked: CheckedLabels,

@@ -16,7 +16,7 @@ from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
-from .images import copy_folder
+from .images import copy_images
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
 from .modality import RowEdits
@@ -146,7 +146,7 @@ def _write_copy(project: Project, request: Request, edits: ChosenEdits, to: Path
     compare_digests(project, digest_inputs(request, without="data"))
     if source.is_dir():
         confirm = lambda digest: compare_digests(project, {"data": digest})
-        return copy_folder(source, to, _row_edits(project, edits), confirm=confirm)
+        return copy_images(source, to, _row_edits(project, edits), confirm=confirm)
     raw, written = _copy_file(project, request, edits, to.suffix.lower())
     with staged_file(to, raw) as staged:
         os.replace(staged, to)

@@ -258,7 +258,7 @@ class ImageEncoder:
 # --- copies of folders ----------------------------------------------------------------------------
 
 
-def copy_folder(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:
+def copy_images(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:
     """Copy a folder of images into a new one, which is complete when it appears.
 
     It is made under another name and then renamed.

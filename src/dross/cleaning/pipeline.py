@@ -17,10 +17,11 @@ from .._text import disarm_cell
 from .._version import __version__
 from ..engine.device import choose_device
 from ..errors import InvalidInput
-from .checked_labels import CheckedLabels, read_checked, read_earlier, settle_labels
+from .checked_labels import CheckedLabels, discard_outdated_results, read_checked, read_earlier
 from .duplicates import FILE as COPIES
 from .duplicates import MOST_COMPARED, Copies, CopyCounts, find_copies, join_content
 from .examine import Outcome, examine
+from .explain import Reasons
 from .images import load_thumbnail
 from .inputs import Request, digest_inputs, prepare
 from .job import Job, Say
@@ -202,7 +203,8 @@ def clean(
             if request.memory is not None:
                 keep_files(Path(place), folder)
             checked = read_checked(folder, prepared)
-            if settle_labels(folder, checked) and finished is not None:
+            outdated = discard_outdated_results(folder, checked)
+            if finished is not None and not outdated:
                 say(f"Everything is there already, in {folder}.")
                 return finished
             if checked:
@@ -322,12 +324,19 @@ def write_project(
         seconds: How long everything took.
     """
     folder = job.folder
-    _write_content(folder, job.prepared)
-    write_bytes(folder / COPIES, join_content(copies).to_parquet())
-    write_bytes(folder / LABELS, outcome.labels.to_parquet())
-    _write_thumbnails(folder / "images", job.prepared, outcome, copies)
-    write_json(folder / "why.json", to_json(outcome.why))
     source = job.prepared.source
+    validation = job.prepared.part("validation")
+    write_parts(
+        folder,
+        train=job.prepared.part("train").content.reset_index(drop=True).astype(object),
+        validation=validation.content.reset_index(drop=True).astype(object),
+        validation_names=validation.names,
+        validation_labels=[source.task.show(label) for label in validation.labels],
+        copies=copies,
+        labels=outcome.labels,
+        why=outcome.why,
+    )
+    _write_thumbnails(folder / "images", job.prepared, outcome, copies)
     info = ProjectInfo(
         **vars(job.info),
         dross=__version__,
@@ -347,6 +356,38 @@ def write_project(
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
     return write_tables(folder, outcome.instances, info, DIGESTED)
+
+
+def write_parts(
+    folder: Path,
+    *,
+    train: Frame,
+    validation: Frame,
+    validation_names: list[str],
+    validation_labels: list[str],
+    copies: Copies,
+    labels: Frame,
+    why: dict[int, Reasons],
+) -> None:
+    """Write what the instances look like, their copies, and labels to check.
+
+    Arguments:
+        folder: Of the project.
+        train: What training instances look like.
+        validation: The same of validation instances.
+        validation_names: Where these come from, for people.
+        validation_labels: Their labels, as the file writes them.
+        copies: In the data.
+        labels: The content of labels.parquet.
+        why: That of why.json.
+    """
+    write_bytes(folder / "content.parquet", train.to_parquet())
+    named = {" source": validation_names, " label": validation_labels}
+    whole = pandas.concat([validation, pandas.DataFrame(named, dtype=object)], axis=1)
+    write_bytes(folder / "validation.parquet", whole.to_parquet())
+    write_bytes(folder / COPIES, join_content(copies).to_parquet())
+    write_bytes(folder / LABELS, labels.to_parquet())
+    write_json(folder / "why.json", to_json(why))
 
 
 def write_tables(
@@ -404,17 +445,6 @@ def _describe_training(job: Job, searched: SearchResult, outcome: Outcome) -> Tr
             before=read_earlier(job.folder),
         ),
     )
-
-
-def _write_content(folder: Path, prepared: PreparedData) -> None:
-    train, validation = prepared.part("train"), prepared.part("validation")
-    content = train.content.reset_index(drop=True).astype(object)
-    write_bytes(folder / "content.parquet", content.to_parquet())
-    content = validation.content.reset_index(drop=True).astype(object)
-    labels = [validation.task.show(label) for label in validation.labels]
-    named = pandas.DataFrame({" source": validation.names, " label": labels}, dtype=object)
-    content = pandas.concat([content, named], axis=1)
-    write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
 def _write_thumbnails(

@@ -37,7 +37,7 @@ from .._figures import open_axes
 from .._io import hold_lock, make_folder
 from .._text import check_encodable
 from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
-from .decisions import TRAIN, Decision, Decisions
+from .decisions import TRAIN, Decision, Decisions, set_decisions_aside
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
 from .explain import Reasons
@@ -59,7 +59,6 @@ from .project_files import (
     read_sealed,
     read_table,
     read_whole,
-    set_decisions_aside,
     write_sealed,
 )
 from .project_info import JobInfo, ProjectInfo

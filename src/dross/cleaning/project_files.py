@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -96,20 +95,6 @@ def delete_stale_files(folder: Path) -> None:
         delete_stale(
             Path(place), lambda name, under=under: is_written_by_dross((under / name).as_posix())
         )
-
-
-def set_decisions_aside(folder: Path) -> None:
-    """Give the decisions a name with the time in it, which no file has yet."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    number = 0
-    while any(folder.glob(f"decisions-{stamp}-{number:02d}.*")):
-        number += 1
-    for path in sorted(folder.glob("decisions.sqlite*")):
-        aside = f"decisions-{stamp}-{number:02d}{path.name.removeprefix('decisions')}"
-        try:
-            path.rename(folder / aside)
-        except OSError as error:
-            raise DrossError(f"{path} cannot be set aside: {error.strerror}.") from error
 
 
 def _walk(folder: Path, under: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ Figures are inline, and there are no scripts.
 
 import base64
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .. import _figures as charts
 from .._figures import plot_agreement
 from .._io import write_bytes
 from .._text import render, safe
-from .duplicates import describe_copies, describe_natural, show_groups
+from .duplicates import Copies, describe_copies, describe_group, describe_natural, name_place
 from .explain import Reasons, format_cell, order_columns
 from .findings import describe_change, describe_checks, list_findings
 from .label_noise import LIKELY
@@ -101,7 +102,7 @@ def _describe_copies(project: Project) -> dict[str, Any]:
     return {
         "findings": describe_copies(info.copies, info.counts),
         "natural": describe_natural(info.copies, info.modality),
-        "groups": show_groups(
+        "groups": _show_groups(
             project.copies, project.image, classes=project.task is CLASSIFICATION
         ),
         "count": len(project.copies),
@@ -227,6 +228,65 @@ def _shorten(path: str) -> str:
     here = Path.cwd()
     absolute = Path(path)
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else path
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+_GROUPS_OF_COPIES = 24
+_SHOWN_COPIES = 4  # of each group
+_CELLS_OF_COPY = 8
+_LETTERS_OF_COPY = 300
+
+
+def _show_groups(
+    copies: Copies, image_of: Callable[[str, int], bytes | None], *, classes: bool
+) -> list[dict[str, Any]]:
+    """The first groups, as the template copies.html shows them.
+
+    Arguments:
+        copies: Of a project.
+        image_of: `Project.image`.
+        classes: Whether labels are classes.
+    """
+    groups = []
+    for number in list(dict.fromkeys(copies.table["group"].tolist()))[:_GROUPS_OF_COPIES]:
+        rows = copies.group(number)
+        shown = rows[: _SHOWN_COPIES - 1] + rows[-1:] if len(rows) > _SHOWN_COPIES else rows
+        about = describe_group(copies, number, classes=classes)
+        members = _show_members(copies, shown, image_of)
+        groups.append({"about": about, "more": len(rows) - len(shown), "members": members})
+    return groups
+
+
+def _show_members(
+    copies: Copies, rows: list[dict[str, Any]], image_of: Callable[[str, int], bytes | None]
+) -> list[dict[str, Any]]:
+    content = copies.content.iloc[[row["place"] for row in rows]]
+    images = [image_of(row["part"], row["id"]) for row in rows]
+    is_text = "text" in content
+    cells = [] if is_text or any(images) else _choose_cells(content)
+    return [
+        {
+            "place": name_place(row),
+            "part": row["part"],
+            "label": row["label"],
+            "image": image and f"data:image/png;base64,{base64.b64encode(image).decode()}",
+            "text": str(item["text"] or "")[:_LETTERS_OF_COPY] if is_text else None,
+            "cells": [(name, _show_cell(item[name]), differs) for name, differs in cells],
+        }
+        for row, image, (_, item) in zip(rows, images, content.iterrows())
+    ]
+
+
+def _choose_cells(content: Frame) -> list[tuple[str, bool]]:
+    """[(column, whether the members differ in it), ...]: first those in which they do."""
+    differs = {name: len(set(map(_show_cell, content[name]))) > 1 for name in content.columns}
+    return sorted(differs.items(), key=lambda column: not column[1])[:_CELLS_OF_COPY]
+
+
+def _show_cell(value: Any) -> str:
+    return format_cell(value) or "missing"
 
 
 # --- figures --------------------------------------------------------------------------------------

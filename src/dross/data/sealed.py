@@ -17,7 +17,7 @@ from ..errors import CorruptFile, DrossError
 from .fingerprint import digest_tensors
 
 
-def write_sealed(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write a file, whole or not at all.
 
     Raises:
@@ -29,7 +29,7 @@ def write_sealed(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
     write_bytes(path, save(tensors, {"dross": text, "digest": _digest(tensors, text)}))
 
 
-def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file and what it says about them.
 
     Raises:

@@ -27,7 +27,7 @@ import numpy as np
 from torch import Tensor
 
 from .._progress import hide_progress, progress_bar
-from ..data.sealed import read_sealed, write_sealed
+from ..data.sealed import read_tensors, write_tensors
 from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput, first_line
 
 Work = Callable[[Any], Any]
@@ -75,7 +75,7 @@ class ResultStore:
         """
         path = self._path(number)
         try:
-            result, notes = read_sealed(path)
+            result, notes = read_tensors(path)
         except (FileNotFoundError, CorruptFile):
             return None
         settings = json.loads(json.dumps(self.settings))  # as a file gives them back
@@ -94,7 +94,7 @@ class ResultStore:
     def put(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the result of a piece; raises DrossError."""
         notes = {"settings": self.settings, "numbers": self.numbers}
-        write_sealed(self._path(number), result, notes)
+        write_tensors(self._path(number), result, notes)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"piece-{number:06d}.safetensors"

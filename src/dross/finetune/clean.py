@@ -9,22 +9,19 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from .._io import write_bytes, write_json
+from .._io import write_bytes
 from .._progress import report
 from .._text import say_bytes, say_duration
 from .._version import __version__
 from ..cleaning.chats import CHATS, ChatOptions
-from ..cleaning.duplicates import FILE as COPIES
-from ..cleaning.duplicates import join_content
 from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.job import Say
 from ..cleaning.judge import QUICK_SEEDS
 from ..cleaning.modality import PARTS, Frame
-from ..cleaning.pipeline import absolute, write_tables
+from ..cleaning.pipeline import absolute, write_parts, write_tables
 from ..cleaning.plans import KEEP, REMOVE, Recommendation
 from ..cleaning.project import (
     DIGESTED,
-    LABELS,
     TOKENS,
     Project,
     claimed_folder,
@@ -296,18 +293,16 @@ def write_project(
     info: the job; seconds: how long everything took.
     """
     instances = _tabulate(examples, scored, recommendation)
-    write_bytes(folder / "content.parquet", examples.content("train").to_parquet())
-    validation = examples.content("validation").assign(
-        **{
-            " source": [chat.name for chat in examples.chats("validation")],
-            " label": examples.labels("validation"),
-        }
+    write_parts(
+        folder,
+        train=examples.content("train"),
+        validation=examples.content("validation"),
+        validation_names=[chat.name for chat in examples.chats("validation")],
+        validation_labels=examples.labels("validation"),
+        copies=examples.copies,
+        labels=pandas.DataFrame(columns=_LABEL_COLUMNS),  # answers are not checked one by one
+        why={},
     )
-    write_bytes(folder / "validation.parquet", validation.to_parquet())
-    write_bytes(folder / COPIES, join_content(examples.copies).to_parquet())
-    no_labels = pandas.DataFrame(columns=_LABEL_COLUMNS)  # answers are not checked one by one
-    write_bytes(folder / LABELS, no_labels.to_parquet())
-    write_json(folder / "why.json", {})
     write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
     project_info = ProjectInfo(
         **vars(info),

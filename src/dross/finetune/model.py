@@ -103,6 +103,8 @@ def _load_model(name: str) -> Any:
     options = {"dtype": torch.float32, **gguf}
     try:
         model = _fetch(make, name, where, attn_implementation="sdpa", **options)
+    except InvalidInput:  # a ValueError, too
+        raise
     except ValueError as error:
         if "attention" not in str(error):
             raise InvalidInput(f"{name} is not a text model: {first_line(error)}") from None

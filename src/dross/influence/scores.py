@@ -14,7 +14,7 @@ import torch
 from .._checks import check_whole
 from .._figures import open_axes, plot_ranked
 from .._text import paragraph, say_count, table
-from ..data.sealed import read_sealed, write_sealed
+from ..data.sealed import read_tensors, write_tensors
 from ..errors import InvalidInput
 from ..replay.average import MODEL
 from .query import Query, query_of_file
@@ -239,7 +239,7 @@ class Scores:
             arrays["query_value"] = self.query_value
         notes = {name: getattr(self, name) for name in _IN_FILES} | {"query": self.query.name}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        write_sealed(path, tensors, notes)
+        write_tensors(path, tensors, notes)
         return path
 
     @staticmethod
@@ -258,7 +258,7 @@ class Scores:
             CorruptFile: where the file does not hold the scores that were saved.
         """
         try:
-            tensors, notes = read_sealed(Path(path))
+            tensors, notes = read_tensors(Path(path))
         except FileNotFoundError:
             raise InvalidInput(f"There are no scores at {path}.") from None
         name = notes.pop("query")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._io import delete_stale
 from ..data.fingerprint import digest_tensors
-from ..data.sealed import read_sealed, write_sealed
+from ..data.sealed import read_tensors, write_tensors
 from ..distributed.ranks import Reducer
 from ..engine.device import HostCopy
 from ..engine.state import Derivative
@@ -84,7 +84,7 @@ class CheckpointFile:
             "names": list(tensors),
             "choices": checkpoint.choices,
         }
-        write_sealed(self.path, tensors, notes)
+        write_tensors(self.path, tensors, notes)
         now = time.monotonic()
         self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
 
@@ -92,7 +92,7 @@ class CheckpointFile:
         """What an earlier retrace of the same question left, if one was interrupted."""
         delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
         try:
-            tensors, notes = read_sealed(self.path)
+            tensors, notes = read_tensors(self.path)
         except FileNotFoundError:
             return None
         except CorruptFile as error:

@@ -190,42 +190,40 @@ class _Cleaning(ABC):
                 progress=self.progress,
                 **(self.options or {}),
             )
-            self._read_project(project, labels)
+            edits = self._read_project(project)
+            if edits is None:
+                return
+            if self.judge:
+                self.verdict_ = judge(
+                    project.folder,
+                    plan=self.plan,
+                    progress=self.progress,
+                    device=self.device,
+                    estimator=clone(self._unfitted()) if self.judge == "estimator" else None,
+                )
+            removed, relabelled = _in_rows(project, edits)
+        if self._task == "classification":
+            removed, relabelled = _keep_classes(labels, removed, relabelled)
+        self.removed_ = removed
+        self.relabelled_ = {row: self._read(label) for row, label in relabelled.items()}
 
-    def _read_project(self, project: Project, labels: np.ndarray) -> None:
-        """What the project says, in rows of X: its ids count the rows that have a label."""
+    def _read_project(self, project: Project) -> Edits | None:
+        """Keep scores and the plan, in rows of X; the edits that are to be made, if there are any."""
         rows = project.table["row"].to_numpy()
         self.scores_[rows] = project.table["score"]
         self.wrong_[rows] = project.table["wrong"]
-
-        def in_rows(edits: Edits) -> tuple[np.ndarray, dict[int, str]]:
-            relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
-            return np.sort(rows[edits.removed]), relabelled
-
         plan = project.recommended
         if self.plan is not None:  # a rule that touches no row has no plan
             plan = next((plan for plan in project.plans if plan.name == self.plan), None)
         if plan is not None:
-            removed, relabelled = in_rows(plan)
+            removed, relabelled = _in_rows(project, plan)
             self.plan_ = replace(plan, removed=removed, relabelled=relabelled)
         edits: Edits | None = plan
         if project.current_decisions():  # made on the page of a project that is kept
             edits = choose_edits(project, None, None, decisions=False)
         if edits is None or not (len(edits.removed) or edits.relabelled):
-            return
-        if self.judge:
-            self.verdict_ = judge(
-                project.folder,
-                plan=self.plan,
-                progress=self.progress,
-                device=self.device,
-                estimator=clone(self._unfitted()) if self.judge == "estimator" else None,
-            )
-        removed, relabelled = in_rows(edits)
-        if self._task == "classification":
-            removed, relabelled = _keep_classes(labels, removed, relabelled)
-        self.removed_ = removed
-        self.relabelled_ = {row: self._read(label) for row, label in relabelled.items()}
+            return None
+        return edits
 
     # --- what depends on the task -----------------------------------------------------------------
 
@@ -394,6 +392,13 @@ def _project_folder(out: str | os.PathLike | None) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="dross-") as place:
         yield Path(place) / "project"
+
+
+def _in_rows(project: Project, edits: Edits) -> tuple[np.ndarray, dict[int, str]]:
+    """Removed and relabelled rows of X, in order; ids of a project count those with a label."""
+    rows = project.table["row"].to_numpy()
+    relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
+    return np.sort(rows[edits.removed]), relabelled
 
 
 def _keep_classes(

@@ -123,7 +123,7 @@ class Listing:
         return columns
 
     @cached_property
-    def percent_of_score(self) -> float:
+    def display_factor(self) -> float:
         """What a score is multiplied by to be shown: errors are shown in points."""
         return 100.0 if self.project.info.is_share else 1.0
 
@@ -131,7 +131,7 @@ class Listing:
         """Return the ids that pass the filter, in the order of its tab."""
         rows = self.project.table
         score = rows["score"].to_numpy(float)
-        keep = self._searched.matches(wanted, self.percent_of_score * score, decisions)
+        keep = self._searched.matches(wanted, self.display_factor * score, decisions)
         if wanted.origin and self.project.modality.has_tokens:
             keep &= rows["origin"].to_numpy(object) == wanted.origin
         order = np.argsort(rows["harm_rank"].to_numpy(int), kind="stable")
@@ -165,7 +165,7 @@ class Listing:
             "label": row["label"],
             "prediction": row["prediction"],
             "probability": float(row["probability"]),
-            "effect": self.percent_of_score * row["score"],
+            "effect": self.display_factor * row["score"],
             "action": str(row["action"]),
             "confidence": float(row["confidence"]),
             "wrong": float(row["wrong"]),
