@@ -131,7 +131,7 @@ def judge_once(name: str, size: int, share: float, noise: float, nested: bool, n
         Rows.of(x[:size], y[:size], classes),
         Recipe("linear", (x.shape[1],), max(1, classes)),
         ChosenEdits(removed, {}, "random removals"),
-        labels="annotated",
+        label_kind="annotated",
         seeds=judge.QUICK_SEEDS,
         assignments=1,
         model=model,

@@ -71,7 +71,7 @@ def judge_arrays(
         Rows.of(x, y, classes, checked=checked, groups=groups),
         recipe,
         ChosenEdits(np.array(removed, dtype=np.int64), relabelled or {}, "a list", rule=rule),
-        labels=labels,
+        label_kind=labels,
         seeds=seeds,
         assignments=assignments,
         model=None if model is None else find_model(model, source.task),

@@ -79,7 +79,8 @@ FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has use
 CONTROL = 7  # the stream within it that draws the control's edits
 _FOLDED = 9  # and the one that assigns rows to folds
 
-_CHATS = "dross.finetune.trials"  # judges them; in a layer above this one
+# judges chats; in a layer above this one, which needs transformers, and so imported by name
+_CHATS = "dross.finetune.trials"
 
 
 def judge(
@@ -175,7 +176,7 @@ def judge(
                 project_rows(project, data),
                 replace(recipe, device=str(where)),
                 edits,
-                labels=training.labels,
+                label_kind=training.labels,
                 seeds=seeds,
                 assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
                 model=model,
@@ -186,9 +187,9 @@ def judge(
     earlier = len(project.verdicts())
     verdict = reach_verdict(values, judgement.setup, earlier=earlier)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = project.folder / "verdicts"
-    taken = len(list(folder.glob(f"{stamp}*.json")))
-    write_sealed(folder / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
+    verdicts = project.folder / "verdicts"
+    taken = len(list(verdicts.glob(f"{stamp}*.json")))
+    write_sealed(verdicts / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
     report(verdict.numbers, earlier + 1)
     write_report(project)
     with suppress(DrossError):
@@ -293,11 +294,12 @@ class Judgement:
         with progress_bar("judging", self.models, show=progress, unit="models") as advance:
             for number, measured in results:
                 passes, fold = self.pieces[number]
+                columns = column[fold]
                 for name, by_pass in measured.items():
                     empty = np.zeros((self.seeds, 3, column[-1] + 1))
                     whole = values.setdefault(name, empty)
                     for place, each in zip(passes, by_pass.numpy(), strict=True):
-                        whole[place][:, column[fold]] = each
+                        whole[place][:, columns] = each  # [3, rows of the fold]
                 done += 3 * len(passes)
                 advance(3 * len(passes))
                 tell(done, self.models)
@@ -313,7 +315,7 @@ def judge_rows(
     recipe: Recipe,
     edits: ChosenEdits,
     *,
-    labels: str,
+    label_kind: str,
     seeds: int,
     assignments: int,
     model: JudgingModel | None = None,
@@ -325,7 +327,7 @@ def judge_rows(
         rows: The training rows, then validation rows, with labels that a person corrected.
         recipe: Of the networks.
         edits: What is judged.
-        labels: annotated or observed.
+        label_kind: annotated or observed.
         seeds: The number of passes.
         assignments: Of rows to folds, where there is no test part.
         model: An estimator that judges instead of networks.
@@ -340,10 +342,7 @@ def judge_rows(
         rows = _append_test_rows(rows, data)
         measured = rows.validation
         is_small = model is None and recipe.model in ("linear", "mlp")
-        size = _SEEDS_SIDE_BY_SIDE if is_small else 1
-        passes = tuple(range(seeds))
-        starts = range(0, seeds, size)
-        pieces = [Piece(passes[start : start + size], measured) for start in starts]
+        pieces = _divide_passes(measured, seeds, _SEEDS_SIDE_BY_SIDE if is_small else 1)
     x = torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype)
     classes = data.source.classes
     names = np.array(classes, dtype=object)[rows.y[measured]] if classes else None
@@ -355,7 +354,7 @@ def judge_rows(
         "seeds": seeds,
         "assignments": assignments if nested else 0,
         "rule": edits.rule if nested else None,
-        "labels": labels,
+        "labels": label_kind,
         "digest": digest_json(
             [
                 encoded.removed.tolist(),
@@ -373,19 +372,12 @@ def judge_rows(
                 "Only one class has instances in training after these edits: there is nothing left "
                 f"to tell apart, and {model.name} cannot learn it. Remove fewer."
             )
-        fold = pieces[0].fold
-        learned = torch.from_numpy(np.flatnonzero(~fold[: len(y)]))
         estimators = Estimators(model, rows.classes, data.scale)
-        differ, warned = estimators.try_seeds(
-            x[learned],
-            y[learned],
-            x[torch.from_numpy(fold)],
-            [mix_seeds(FRESH, len(y), number) for number in (0, 1)],
-        )
-        resampled = not differ
-        predict = replace(estimators, resample=resampled).predict
+        estimators, warned = _try_estimators(estimators, x, y, pieces[0].fold)
+        resampled = estimators.resample
+        predict = estimators.predict
         notes += [f"The model warns: {line}" for line in warned[:1]]
-        settings["with"] = model.describe() | {"resampled": resampled}
+        settings["estimator"] = model.describe() | {"resampled": resampled}
     z = principal_components(rows.x)
     learner = RowLearner(
         predict=predict,
@@ -395,8 +387,8 @@ def judge_rows(
         scale=data.scale,
         edits=encoded,
         rule=edits.rule if nested else None,
-        labels=labels,
-        noise=None if nested else estimate_label_noise(rows, PRIORS[labels], z=z),
+        label_kind=label_kind,
+        noise=None if nested else estimate_label_noise(rows, PRIORS[label_kind], z=z),
         z=z,
     )
     setup = Setup(
@@ -405,12 +397,30 @@ def judge_rows(
         is_estimator=model is not None,
         groups=rows.groups[measured],
         classes=classes,
-        labels=names,
+        class_of_row=names,
         notes=notes,
         resampled=resampled,
         nested=nested,
     )
     return Judgement(setup, learner, pieces, seeds, settings)
+
+
+def _try_estimators(
+    estimators: Estimators, x: Tensor, y: Tensor, fold: np.ndarray
+) -> tuple[Estimators, list[str]]:
+    """The estimators, resampling if seeds make no difference to them; and their warnings.
+
+    Arguments:
+        estimators: Without resampling.
+        x: The inputs of all rows.
+        y: The labels of the training rows, the first ones.
+        fold: bool [rows]: they are tried on these rows, after training on the others.
+    """
+    learned = torch.from_numpy(np.flatnonzero(~fold[: len(y)]))
+    seeds = [mix_seeds(FRESH, len(y), number) for number in (0, 1)]
+    queries = x[torch.from_numpy(fold)]
+    differ, warned = estimators.try_seeds(x[learned], y[learned], queries, seeds)
+    return replace(estimators, resample=not differ), warned
 
 
 def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
@@ -444,6 +454,12 @@ def _append_test_rows(rows: Rows, data: PreparedData) -> Rows:
         validation=np.arange(count) >= trained,
         checked=np.concatenate([rows.checked, np.zeros(len(y), dtype=bool)]),
     )
+
+
+def _divide_passes(measured: np.ndarray, seeds: int, size: int) -> list[Piece]:
+    """Pieces of so many passes each, all of which measure the same rows."""
+    passes = tuple(range(seeds))
+    return [Piece(passes[start : start + size], measured) for start in range(0, seeds, size)]
 
 
 def _divide_into_folds(rows: Rows, seeds: int, assignments: int) -> list[Piece]:
@@ -483,7 +499,7 @@ class RowLearner:
     scale: tuple[float, float]
     edits: Edits  # with labels as `rows` has them
     rule: str | None  # repeat it for each fold, instead of `edits`
-    labels: str  # annotated or observed
+    label_kind: str  # annotated or observed
     noise: LabelPosterior | None  # of the test file, if there is one
     z: np.ndarray  # the principal components of the rows
 
@@ -522,9 +538,9 @@ class RowLearner:
         if self.noise is not None:
             return self.edits, self.noise
         if self.rule is not None:
-            return plans.edits_without(self.rows, fold, self.rule, self.labels)
+            return plans.edits_without(self.rows, fold, self.rule, self.label_kind)
         kept = self.rows.take(inside)
-        noise = estimate_label_noise(kept, PRIORS[self.labels], z=self.z[inside])
+        noise = estimate_label_noise(kept, PRIORS[self.label_kind], z=self.z[inside])
         return self.edits, noise
 
     def _specify(self, seed: int, edits: Edits, learned: np.ndarray) -> ModelSpec:

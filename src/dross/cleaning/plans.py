@@ -406,7 +406,7 @@ class Recommendation:
 def recommend(
     rows: Rows,
     noise: LabelPosterior,
-    labels: str,
+    label_kind: str,
     *,
     check_weights: np.ndarray | None = None,
     seed: int = 0,
@@ -417,7 +417,7 @@ def recommend(
     Arguments:
         rows: All rows, those of a validation file included.
         noise: What is known about their labels.
-        labels: `annotated` or `observed`.
+        label_kind: `annotated` or `observed`.
         check_weights: Of checked rows, 1 / the probability with which each was drawn, [N]; nan for
             the others.
         seed: Decides the folds.
@@ -433,13 +433,13 @@ def recommend(
     if not edits:
         reason = "No label is more likely wrong than right."
         return Recommendation([], None, "nothing wrong", reason)
-    measured = measure_rules(rows, PRIORS[labels], list(edits), seed=seed, progress=progress)
+    measured = measure_rules(rows, PRIORS[label_kind], list(edits), seed=seed, progress=progress)
     trusted, weights = _trusted_rows(rows, check_weights)
     # people have shown how often labels are wrong: noise is no guess
     noise_is_known = (
         rows.given is not None or check_weights is not None
     ) and rows.checked.sum() >= _FEWEST_CHECKED
-    strictness = STRICTNESS["annotated" if noise_is_known else labels]
+    strictness = STRICTNESS["annotated" if noise_is_known else label_kind]
     compared = [
         _compare_plan(rule, one, measured, rows, strictness, trusted, weights)
         for rule, one in edits.items()
@@ -615,7 +615,7 @@ def _scale_to(chance: np.ndarray, count: int) -> np.ndarray:
 
 
 def edits_without(
-    rows: Rows, held_out: np.ndarray, rule: str, labels: str, seed: int = 0
+    rows: Rows, held_out: np.ndarray, rule: str, label_kind: str, seed: int = 0
 ) -> tuple[Edits, LabelPosterior]:
     """What a rule would do had some rows not been there: for a verdict on them.
 
@@ -623,7 +623,7 @@ def edits_without(
         rows: All rows.
         held_out: bool [N]; their labels have no part in the result.
         rule: One of RULES.
-        labels: `annotated` or `observed`.
+        label_kind: `annotated` or `observed`.
         seed: Decides the folds.
 
     Returns:
@@ -633,7 +633,7 @@ def edits_without(
     inside = np.flatnonzero(~held_out)
     rest = rows.take(inside)
     z = principal_components(rows.x)
-    noise = estimate_label_noise(rest, PRIORS[labels], z=z[inside], seed=seed)
+    noise = estimate_label_noise(rest, PRIORS[label_kind], z=z[inside], seed=seed)
     edits = RULES[rule](noise, rest)
     relabelled = {int(inside[id]): label for id, label in edits.relabelled.items()}
     return Edits(inside[edits.removed], relabelled), noise

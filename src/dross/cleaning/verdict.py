@@ -161,7 +161,7 @@ class Setup:
     is_estimator: bool = False  # whether it is the user's own
     groups: np.ndarray | None = None  # the group of each measured row, as for `compare_metric`
     classes: Sequence[str] = ()  # their names; none for a regression
-    labels: np.ndarray | None = None  # the class of each measured row, by name
+    class_of_row: np.ndarray | None = None  # the name of the class of each measured row
     notes: Sequence[str] = ()  # sentences for `Verdict.advice`
     resampled: bool = False  # as in `Verdict`
     nested: bool = False
@@ -312,7 +312,8 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
         resampled=setup.resampled,
         nested=setup.nested,
         rows=rows,
-        # each row once: passes that share an assignment of rows to folds have the same rates
+        # of one pass, whichever, and its first model: each pass has every row once, and passes
+        # with the same folds have the same rates
         noise=float(values[RATES][1, 0].mean()) if RATES in values else 0.0,
     )
     notes = [
@@ -334,7 +335,7 @@ def _compare_classes(off: np.ndarray, setup: Setup) -> list[dict[str, Any]]:
     """
     compared = []
     for name in setup.classes:
-        members = setup.labels == name
+        members = setup.class_of_row == name
         if members.any():
             compared.append(
                 {
