@@ -19,7 +19,7 @@ print(digits.flipped.sum(), "training images are in the wrong folder")
 
 # %% Clean
 # On the command line: `dross clean digits/train --validation digits/validation --test
-# digits/test`. These images are 8 by 8 pixels, so models learn pixels. For larger ones a pretrained
+# digits/test`. These images are 8 by 8 pixels, so models are trained on pixels. For larger ones a pretrained
 # model computes features, if `dross[images]` is installed. Labels of images count as annotated.
 parts = {"validation": str(folders["validation"]), "test": str(folders["test"])}
 project = dross.clean(folders["train"], out="runs/digits", progress=False, **parts)

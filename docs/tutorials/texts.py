@@ -50,7 +50,7 @@ for id in sure:
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
 # %% Telling words
-# Where models learn words, the reasons name them.
+# Where models are trained on words, the reasons name them.
 for word, weight in project.why(int(table["score"].idxmin())).words[:5]:
     print(f"{word:10} {weight:+.2f}")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 
 import pandas
@@ -113,6 +114,14 @@ def test_a_model_that_is_nowhere(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InvalidInput, match=r"'no/where' is not on this machine"):
         load(ChatOptions("no/where"))
+
+
+def test_a_model_without_weights_is_not_called_another_kind_of_model(tmp_path):
+    folder = save_model(tmp_path / "empty")
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(InvalidInput, match=rf"^{re.escape(str(folder))} cannot be loaded"):
+        load(ChatOptions(str(folder)))
 
 
 def quantize(folder):

@@ -209,7 +209,7 @@ def clean_chats(
         float | None,
         Option(help="The learning rate. Default: 2e-4 for adapters, otherwise 2e-5."),
     ] = None,
-    epochs: Annotated[int, Option(min=1, help="How often every chat is learned.")] = 3,
+    epochs: Annotated[int, Option(min=1, help="How often the model is trained on every chat.")] = 3,
     batch_size: Annotated[int, Option(min=1, help="Chats per training step.")] = 8,
     seed: option.Seed = 0,
     device: option.Device = None,
@@ -315,7 +315,7 @@ def judge(
     plan. Data and models from module:function are run only if --trust-code names them.
 
     The models are those of dross clean. With --estimator, your own model decides: any estimator of
-    scikit-learn, or a function of yours that returns one. It learns the same numbers, with the
+    scikit-learn, or a function of yours that returns one. It is trained on the same numbers, with the
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
