@@ -198,11 +198,11 @@ class Api:
         with _refuse_invalid():
             ids = msgspec.convert(query.ids.split(",")[:_MAX_ITEMS], list[_Count], strict=False)
         item = lambda id: (self.listing if id < len(self.labels) else self.checks).item(id)
-        return {"items": [item(id) for id in ids if id < self._numbered]}
+        return {"items": [item(id) for id in ids if id < self._instance_count]}
 
     def explain(self, query: WhyQuery) -> _JSON:
         """Return why an instance is in the list."""
-        if len(self.labels) <= query.id < self._numbered:
+        if len(self.labels) <= query.id < self._instance_count:
             return self.checks.explain(query.id)
         return explain_instance(self.listing, query.id)
 
@@ -311,8 +311,10 @@ class Api:
                 raise InvalidInput(f"{label!r:.60} is not a {what}.")
             decision = (change.action, label)
             for id in change.ids:
-                if id >= self._numbered:
-                    raise InvalidInput(f"There is no instance {id}; there are {self._numbered}.")
+                if id >= self._instance_count:
+                    raise InvalidInput(
+                        f"There is no instance {id}; there are {self._instance_count}."
+                    )
                 if decisions.setdefault(id, decision) != decision:
                     raise InvalidInput(f"Two decisions about instance {id} contradict each other.")
         return decisions
@@ -339,7 +341,7 @@ class Api:
         return {"decisions": self._decision_rows(touched)} | state
 
     @property
-    def _numbered(self) -> int:
+    def _instance_count(self) -> int:
         """How many instances the page numbers, of both parts."""
         return len(self.labels) + len(self.checks)
 
