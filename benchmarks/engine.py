@@ -102,7 +102,7 @@ def retrace_over_training(
             lambda: retrace(adjoint),
             lambda: retrace(early),
         )
-    plans = recording.executor.fit.plans.values()
+    plans = recording.executor.splitter.plans.values()
     mode = "forward" if any(plan.forward_mode for plan in plans) else "reverse"
     return training, retracing, retracing_early, mode
 

@@ -145,7 +145,7 @@ def run_one(experiment: Experiment, epochs: int | None = None) -> dict:
     options = {"epochs": epochs, "resume": experiment.out}
     scores, spent = measure(experiment, lambda: run.influence(trainer.loss_of(), **options))
     scores.save(experiment.out / f"scores-{epochs or 'all'}.safetensors")
-    plans = [plan.forward_mode for plan in run.recording.executor.fit.plans.values()]
+    plans = [plan.forward_mode for plan in run.recording.executor.splitter.plans.values()]
     return spent | {"forward_mode": plans, "by_kind": by_kind(experiment, scores.values)}
 
 

@@ -150,7 +150,7 @@ def test_a_bad_label_is_told_as_before(tmp_path, soon):
 
 def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch, soon):
     """Its tangents begin as tensors of zeros without memory, which not every function may touch."""
-    monkeypatch.setattr("dross.engine.fit.MIN_FLOPS_FOR_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.engine.memory.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(
@@ -168,7 +168,7 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         run = train(model, (x, y), tmp_path / kind, optimizer, epochs=4, batch_size=10)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
-    assert any(plan.forward_mode for plan in run.recording.executor.fit.plans.values())
+    assert any(plan.forward_mode for plan in run.recording.executor.splitter.plans.values())
     written = run.recording.executor.programs._written.items()
     passes = {key[0][0] for key, program in written if program is not None and program.trusted}
     assert passes == {"training step", "reverse step"}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import dross
 from dross.engine.cuda_graph import Graphs, _Graph
-from dross.engine.fit import VjpPlan
+from dross.engine.memory import VjpPlan
 from dross.engine.objective import Objective
 
 needs_gpu = pytest.mark.skipif(
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     run, _ = recorded(tmp_path / "tape", mnist_cnn())
     queries = dross.losses((torch.randn(256, 1, 28, 28), torch.randint(0, 10, (256,))))
     whole, executor = run.influence(queries).values, run.recording.executor
-    assert set(executor.fit.plans.values()) == {VjpPlan(True, 256)}
+    assert set(executor.splitter.plans.values()) == {VjpPlan(True, 256)}
     executor.free_memory()
     limit = torch.cuda.memory_reserved() + (1 << 30)
     torch.cuda.set_per_process_memory_fraction(
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-5 * np.abs(whole).max())
-    plans = list(executor.fit.plans.values())
+    plans = list(executor.splitter.plans.values())
     assert all(8 <= plan.queries_at_once < 256 for plan in plans), plans
     assert "reverse step" in names_of_trusted(executor.graphs) and not executor.graphs.refused
 

@@ -10,7 +10,7 @@ from torch import nn
 import dross
 from dross.data.batch import Batch
 from dross.engine.executor import Executor
-from dross.engine.fit import VjpPlan
+from dross.engine.memory import VjpPlan
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import InvalidInput
@@ -153,7 +153,7 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     size = max(len(step.ids) for step in run.recording.segment(0).steps)
     if kind == "vjp_forward":
         for count in range(1, size + 1):
-            run.recording.executor.fit.plans[count.bit_length()] = VjpPlan(True, 8)
+            run.recording.executor.splitter.plans[count.bit_length()] = VjpPlan(True, 8)
     whole, pass_ = run.influence(query).values, getattr(Objective, kind)
 
     def limited(self, theta, buffers, batch, *rest):
@@ -168,7 +168,7 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     assert any("instances of a batch at once" in str(warning.message) for warning in said)
     assert np.abs(whole).max() > 1e-8
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
-    assert {name for name, _ in run.recording.executor.fit.max_rows} == {kind.split("_")[0]}
+    assert {name for name, _ in run.recording.executor.splitter.max_rows} == {kind.split("_")[0]}
 
 
 @pytest.mark.parametrize("model", ["batchnorm", "dropout"])

@@ -81,7 +81,9 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
     penalty = lambda params: sum(value.square().sum() for value in params.values())
     executor = run.recording.executor
-    monkeypatch.setattr(executor.fit, "objective", replace(executor.objective, penalty=penalty))
+    monkeypatch.setattr(
+        executor.splitter, "objective", replace(executor.objective, penalty=penalty)
+    )
     with pytest.raises(InputChanged, match="replayed to a different theta"):
         run.influence(query(p), resume=tmp_path / "progress")
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dross
-from dross.engine.fit import Fit, VjpPlan
+from dross.engine.memory import MemorySplitter, VjpPlan
 from dross.errors import Diverged, InvalidInput
 from tests.oracles import literal_run
 from tests.zoo import problem
@@ -54,7 +54,7 @@ def test_many_queries_at_once_are_the_same_as_in_chunks(case, monkeypatch):
     p, run, _ = case
     query = dross.losses((p.X_val, p.Y_val))
     whole = run.influence(query).values
-    monkeypatch.setattr(Fit, "_plan", lambda *_: VjpPlan(False, 2))
+    monkeypatch.setattr(MemorySplitter, "_plan", lambda *_: VjpPlan(False, 2))
     np.testing.assert_allclose(run.influence(query).values, whole, rtol=1e-10, atol=1e-15)
 
 

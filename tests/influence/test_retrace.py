@@ -202,7 +202,7 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     p = problem(model, "sgd")
     results = []
     for threshold in (0, 2**60):
-        monkeypatch.setattr("dross.engine.fit.MIN_FLOPS_FOR_FORWARD_MODE", threshold)
+        monkeypatch.setattr("dross.engine.memory.MIN_FLOPS_FOR_FORWARD_MODE", threshold)
         run = record(p)
         results += [
             run.influence(query(p)).values,
@@ -210,7 +210,7 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
         ]
         # where attention's dropout draws other numbers, forward mode is tried, found to be wrong
         # and not used
-        is_used = any(plan.forward_mode for plan in run.recording.executor.fit.plans.values())
+        is_used = any(plan.forward_mode for plan in run.recording.executor.splitter.plans.values())
         is_wrong = model == "attention" and ATTENTION_DRAWS_OTHERS
         assert is_used == (threshold == 0 and not is_wrong)
     for other in results[1:]:
@@ -237,12 +237,14 @@ def test_an_operator_without_forward_mode_falls_back(record, monkeypatch):
         def forward(self, x):
             return self.b(Squash.apply(self.a(x)))
 
-    monkeypatch.setattr("dross.engine.fit.MIN_FLOPS_FOR_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.engine.memory.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     p = problem("mlp", "sgd")
     p.model = lambda: Custom().double()
     run = record(p)
     scores = run.influence(query(p)).values
-    assert any(plan.forward_mode for plan in run.recording.executor.fit.plans.values()) is False
+    assert (
+        any(plan.forward_mode for plan in run.recording.executor.splitter.plans.values()) is False
+    )
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
     with pytest.warns(dross.DrossWarning, match="one after the other"):
         actual = run.leave_one_out(query(p), p.used)

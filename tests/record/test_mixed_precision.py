@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.engine.fit import VjpPlan
+from dross.engine.memory import VjpPlan
 from dross.engine.precision import Autocast
 from dross.errors import InvalidInput, NotSupported
 from tests.oracles import literal_leave_one_out, literal_run, unrolled_scores
@@ -141,7 +141,7 @@ def test_norms_in_both_modes(tmp_path, norm, dtype, forward_mode):
     p = float32_problem("mlp", "sgd", dtype, model=lambda: normed(norm))
     run, _ = recorded(p, tmp_path / "t", autocast=dtype)
     for size in range(1, 9):
-        run.recording.executor.fit.plans[size.bit_length()] = VjpPlan(forward_mode, 8)
+        run.recording.executor.splitter.plans[size.bit_length()] = VjpPlan(forward_mode, 8)
     found = run.influence(query(p)).values
     p.model = lambda: normed(norm, wide=True)
     error = relative(found, unrolled_scores(p, {"lr": 0.1}).numpy())
@@ -158,7 +158,7 @@ def test_forward_mode_is_reverse_mode(tmp_path, name, dtype):
     both = []
     for forward_mode in (False, True):
         for size in range(1, 9):
-            run.recording.executor.fit.plans[size.bit_length()] = VjpPlan(forward_mode, 8)
+            run.recording.executor.splitter.plans[size.bit_length()] = VjpPlan(forward_mode, 8)
         both.append(run.influence(query(p)).values)
     assert relative(*both) < 2 * torch.finfo(dtype).eps
 

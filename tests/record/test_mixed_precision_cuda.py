@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dross
-from dross.engine.fit import VjpPlan
+from dross.engine.memory import VjpPlan
 from tests.record.user_loops import check_bitwise, relative
 
 pytestmark = pytest.mark.skipif(
@@ -120,7 +120,9 @@ def test_forward_mode_is_reverse_mode(tmp_path, name, dtype):
     both = []
     for forward_mode in (False, True):
         for size in range(1, 10):
-            run.recording.executor.fit.plans[(1 << size).bit_length()] = VjpPlan(forward_mode, 8)
+            run.recording.executor.splitter.plans[(1 << size).bit_length()] = VjpPlan(
+                forward_mode, 8
+            )
         both.append(run.influence(dross.mean_loss(data(64))).values)
     assert relative(*both) < 4 * torch.finfo(dtype).eps
 

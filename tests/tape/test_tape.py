@@ -137,7 +137,7 @@ def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
     recording = run.recording
     # the same inputs, but a loss that is not the recorded one
     double = replace(recording.objective, loss=lambda out, y: 2 * p.loss(out, y))
-    monkeypatch.setattr(recording.executor.fit, "objective", double)
+    monkeypatch.setattr(recording.executor.splitter, "objective", double)
     with pytest.raises(
         InputChanged, match=r"Step \d+ replayed to a different theta \(largest difference"
     ):

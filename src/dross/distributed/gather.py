@@ -479,7 +479,7 @@ class ShardedExecutor(Executor):
 
     def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> Gradient:
         """`ShardedObjective.gradient`."""
-        return self.fit.gradient(batch.load(), theta, buffers)
+        return self.splitter.gradient(batch.load(), theta, buffers)
 
     def vjp(
         self,

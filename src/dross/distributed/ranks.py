@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data.batch import AnyBatch
-from ..engine.fit import losses_are_separate
+from ..engine.memory import losses_are_separate
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
 from ..engine.step import Clip

@@ -5,10 +5,10 @@ A pass goes through two layers, which know nothing of each other:
     reuse  how it is run again: as it stands, as a CPU program (cpu_program.py: its operations,
            written down once and called as straight code) or as a CUDA graph (cuda_graph.py: its
            kernels, launched at once)
-    fit    how it is made to fit into memory (fit.py): whole, in micro-batches, or for fewer queries
-           at once
+    split  how it is made to fit into memory (memory.py): whole, in parts, or for fewer queries at
+           once
 
-    Executor.gradient -> Executor.run -> Fit.gradient -> Objective.gradient
+    Executor.gradient -> Executor.run -> MemorySplitter.gradient -> Objective.gradient
 
 Where a fast way fails (a model that looks at its values, no memory), the plain one is taken, and
 the numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere, for a debugger.
@@ -30,7 +30,7 @@ from .conv import convolutions
 from .cpu_program import Programs
 from .cuda_graph import Graphs
 from .device import manage_threads, set_threads_for
-from .fit import Fit, count_flops
+from .memory import MemorySplitter, count_flops
 from .objective import Buffers, Gradient, Objective, Vjp
 
 _LEAST_SHRINK = 2.0**-16  # how much less the losses count, at the least, to stay in float16
@@ -43,7 +43,7 @@ class Executor:
         self.objective = objective
         self.graphs = Graphs()
         self.programs = Programs()
-        self.fit = Fit(objective, self.graphs)
+        self.splitter = MemorySplitter(objective, self.graphs)
         self._mode = ""  # "training" or "evaluating", inside those contexts
         self._hooked = False  # the model has hooks, which every pass must call
         self._constants: tuple[list[Tensor], list[int]] = ([], [])
@@ -54,7 +54,7 @@ class Executor:
     def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> Gradient:
         """`Objective.gradient`, run the fastest way."""
         self._choose_threads(theta, buffers, batch, 1)
-        return self.run("training step", self.fit.gradient, batch, theta, buffers)
+        return self.run("training step", self.splitter.gradient, batch, theta, buffers)
 
     def gradients(
         self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False
@@ -62,7 +62,9 @@ class Executor:
         """`Objective.gradients`, run the fastest way."""
         first = {name: b[0] for name, b in buffers.items()}
         self._choose_threads(thetas[0], first, batch, len(thetas))
-        return self.run("step of many models", self.fit.gradients, batch, thetas, buffers, w, cut)
+        return self.run(
+            "step of many models", self.splitter.gradients, batch, thetas, buffers, w, cut
+        )
 
     def vjp(
         self,
@@ -90,7 +92,7 @@ class Executor:
 
         def vjp(batch: AnyBatch, a_g: Tensor, a_buffers: Buffers) -> Vjp:
             return self.run(
-                "reverse step", self.fit.vjp, batch, theta, buffers, a_g, a_buffers, hessian
+                "reverse step", self.splitter.vjp, batch, theta, buffers, a_g, a_buffers, hessian
             )
 
         if self.objective.precision.narrow is torch.float16:

@@ -27,7 +27,7 @@ from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
 from ..engine.device import available_memory
-from ..engine.fit import MemoryGuard
+from ..engine.memory import run_if_it_fits
 from ..engine.norms import statistics_of
 from ..engine.state import Clock, State
 from ..engine.step import Step, sum_over_batches, take_step
@@ -272,10 +272,12 @@ class CounterfactualRuns:
         count = _even_size(len(groups), self._count_fitting())
         while at < len(groups):
             chunk = groups[at : at + count]
-            states = None
-            free = self.recording.executor.free_memory
-            with MemoryGuard(count, what="models at once", free=free):
-                states = self._side_by_side([_NOTHING, *chunk], advance)
+            states = run_if_it_fits(
+                partial(self._side_by_side, [_NOTHING, *chunk], advance),
+                count,
+                what="models at once",
+                free=self.recording.executor.free_memory,
+            )
             if states is None:
                 count = _even_size(len(groups) - at, count // 2)
                 continue
@@ -397,9 +399,9 @@ class CounterfactualRuns:
                 continue
             loaded = batch.load()
             w = _as_weights(mask, batch)[None]
-            together, _ = executor.fit.gradients(loaded, one.theta, one.buffers, w, True)
+            together, _ = executor.splitter.gradients(loaded, one.theta, one.buffers, w, True)
             rest = loaded.select(mask)
-            alone, _, _ = executor.fit.gradient(rest, self.start.theta, self.start.buffers)
+            alone, _, _ = executor.splitter.gradient(rest, self.start.theta, self.start.buffers)
             if not is_close(together[0], alone, ONE_PERCENT):
                 raise RuntimeError("its layers see the removed instances of a batch")
 
@@ -445,9 +447,9 @@ class CounterfactualRuns:
 
         watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
         with recording.executor.training(), watch:
-            recording.executor.fit.gradient(batch.load(), state.theta, state.buffers)
+            recording.executor.splitter.gradient(batch.load(), state.theta, state.buffers)
         # a careful guess, not a measurement: activations and their gradients under vmap; the state,
-        # its gradient, update and copies; who is present. Where it is too low, MemoryGuard halves.
+        # its gradient, update and copies; who is present. Where it is too low, run_if_it_fits halves.
         each = 3 * saved + 6 * state.nbytes + len(recording.instances)
         available = available_memory(recording.device) // 3
         if recording.memory_limit is not None:

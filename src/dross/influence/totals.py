@@ -43,7 +43,9 @@ class RetraceCheckpoint:
     position: int  # every step from this one on has been retraced
     adjoint: Derivative  # d query / d the state before that step
     totals: Tensor  # [E, Q, N]: the scores so far
-    choices: dict  # how passes are computed (Fit.to_json); another way rounds differently
+    choices: (
+        dict  # how passes are computed (MemorySplitter.to_json); another way rounds differently
+    )
 
 
 class CheckpointFile:
@@ -148,7 +150,7 @@ class ScoreTotals:
         if kept is None:
             return adjoint, self.steps.stop
         self.totals = kept.totals
-        self.executor.fit.load_json(kept.choices)
+        self.executor.splitter.load_json(kept.choices)
         return kept.adjoint.map(lambda t: t.to(self.device)), kept.position
 
     def subtract(self, block: Block, terms: Sequence[Tensor], adjoint: Derivative) -> None:
@@ -160,7 +162,7 @@ class ScoreTotals:
             adjoint: before the block's first step.
         """
         if terms:
-            self._waiting.append(_Terms(block, terms, adjoint, self.executor.fit.to_json()))
+            self._waiting.append(_Terms(block, terms, adjoint, self.executor.splitter.to_json()))
             if self._little_memory:  # the block's states are freed before others are made
                 self._waiting[-1].copy.wait()
         while len(self._waiting) > self._late_blocks:

@@ -165,7 +165,7 @@ class Recording:
                 self.replay.check_segment(index, segment)
             for block in self.replay.blocks(index, segment, first, position):
                 yield block.from_step(first)
-                del block  # before the next one is manifest
+                del block  # before the next one is made
 
     @property
     def replay(self) -> SegmentReplay:

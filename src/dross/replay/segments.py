@@ -10,7 +10,7 @@ from torch import Tensor
 from ..data.batch import AnyBatch, LazyBatch
 from ..data.dataset import EVERYTHING
 from ..engine.device import HostCopy, side_stream
-from ..engine.fit import MemoryGuard
+from ..engine.memory import run_if_it_fits
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step
 from ..engine.step_rows import take_steps
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
 
 Check = Callable[[], None]
+#: the states before each step, the gradients that a retrace needs, and the end state
+Replayed = tuple[list[State], list[Tensor | None], State]
 
 
 @dataclass(frozen=True)
@@ -156,22 +158,27 @@ class SegmentReplay:
         # a copy: on a GPU it is a part of a row of states, which it would keep alive
         return state.map(torch.clone), capacity
 
-    def _replay_if_it_fits(self, segment: Segment, low: int, high: int, start: State):
+    def _replay_if_it_fits(
+        self, segment: Segment, low: int, high: int, start: State
+    ) -> Replayed | None:
         """`replay_steps` low..high-1 of a segment, or None where the states do not fit."""
         steps = segment.steps[low:high]
-        with MemoryGuard(
+
+        def replay() -> Replayed:
+            batches = self.recording.batches(segment.first + low, steps)
+            return self.replay_steps(steps, start, batches)
+
+        return run_if_it_fits(
+            replay,
             len(steps),
             what="states at once",
             free=self.recording.executor.free_memory,
             may_halve=self.recording.reducer.size == 1,  # other ranks go on to the next step
-        ):
-            batches = self.recording.batches(segment.first + low, steps)
-            return self.replay_steps(steps, start, batches)
-        return None
+        )
 
     def replay_steps(
         self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]
-    ) -> tuple[list[State], list[Tensor | None], State]:
+    ) -> Replayed:
         """The states before each step, the gradients that a retrace needs, and the end state."""
         recording = self.recording
         if recording.reducer.size == 1 and not self._need_gradients(steps):

@@ -1,9 +1,8 @@
-"""How a pass is made to fit into memory: whole, in micro-batches, or for fewer queries at once.
+"""How a pass is made to fit into memory: whole, in parts, or for fewer queries at once.
 
-A batch whose pass does not fit is cut into micro-batches, and their results are added up. The
+A batch whose pass does not fit is cut into parts, and their results are added up. The
 gradient, its adjoint and H a_g are sums over instances. Where each loss depends on its own instance
-alone, the micro-batches may be computed one after the other, with the activations of one of them in
-memory. The sums round differently, and nothing else changes. This is not possible where instances
+alone, the parts may be computed one after the other, with the activations of one of them in memory. The sums round differently, and nothing else changes. This is not possible where instances
 share something: BatchNorm's statistics, the random numbers of dropout, a loss that looks at the
 whole batch.
 
@@ -14,10 +13,11 @@ way rounds differently. For the same reason a retrace that is interrupted saves 
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -38,41 +38,45 @@ _FLOPS_AT_ONCE_GPU = 2**38
 _MIN_QUERIES = 8
 _MAX_QUERIES = 256
 
+Result = TypeVar("Result")
 
-@dataclass(frozen=True)
-class MemoryGuard:
-    """Around work that may run out of memory. Its caller then continues with half the size.
+
+def run_if_it_fits(
+    work: Callable[[], Result],
+    size: int | Callable[[], int],
+    *,
+    what: str,
+    free: Callable[[], object],
+    may_halve: bool = True,
+    advice: str = "",
+) -> Result | None:
+    """The result of work(), or None where memory ran out: the caller then continues with half of it.
 
     Where it cannot, or where a single thing does not fit, the error is raised.
 
-    with MemoryGuard(len(models), what="models at once", free=free_graphs):
-        return train(models)
-    return None  # memory ran out: half as many models, please
+    Arguments:
+        work: what may run out of memory.
+        size: on how many things at once it works, or a function that finds out.
+        what: the things, for the warning: "models at once".
+        free: frees memory whose contents can be made again.
+        may_halve: False where the caller cannot continue with less.
+        advice: a note for the error where a single thing does not fit.
     """
-
-    size: int | Callable[[], int]  # on how many things at once, or a function that finds out
-    _: KW_ONLY
-    what: str  # the things, for the warning: "models at once"
-    free: Callable[[], object]  # frees memory whose contents can be made again
-    may_halve: bool = True  # False where the caller cannot continue with less
-    advice: str = ""  # a note for the error where a single thing does not fit
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, torch.OutOfMemoryError) or not self.may_halve:
-            return False
-        traceback.clear_frames(trace)  # they hold the tensors of the failed work
-        size = self.size() if callable(self.size) else self.size
-        if size == 1:
-            if self.advice:
-                error.add_note(f"dross: {self.advice}")
-            return False
-        self.free()
-        message = f"Out of memory: continuing with {size // 2} {self.what}."
-        warnings.warn(message, DrossWarning, stacklevel=3)
-        return True
+    try:
+        return work()
+    except torch.OutOfMemoryError as error:
+        if not may_halve:
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed work
+        count = size() if callable(size) else size
+        if count == 1:
+            if advice:
+                error.add_note(f"dross: {advice}")
+            raise
+    free()
+    message = f"Out of memory: continuing with {count // 2} {what}."
+    warnings.warn(message, DrossWarning, stacklevel=3)
+    return None
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class VjpPlan:
     queries_at_once: int
 
 
-class Fit:
+class MemorySplitter:
     """Runs the passes of one objective in as many parts as memory asks for."""
 
     def __init__(self, objective: Objective, graphs: Graphs):
@@ -96,13 +100,13 @@ class Fit:
     # --- the passes -------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch, theta: Tensor, buffers: Buffers) -> Gradient:
-        """`Objective.gradient`, in micro-batches where the batch does not fit."""
-        results: list[Gradient] = []
+        """`Objective.gradient`, in parts where the batch does not fit."""
+
+        def gradient(part: Batch) -> Gradient:
+            return self.objective.gradient(theta, buffers, part)
+
         with convolutions(batch.c.device, wide=WIDE):
-            for part, guard in self._parts("gradient", batch, theta, results):
-                with guard:
-                    results.append(self.objective.gradient(theta, buffers, part))
-        return _join_gradients(results)
+            return _join_gradients(self._compute_in_parts(gradient, "gradient", batch, theta))
 
     def gradients(
         self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool
@@ -120,12 +124,12 @@ class Fit:
         a_buffers: Buffers,
         hessian: bool,
     ) -> Vjp:
-        """`Objective.vjp_forward` or `vjp_reverse`, in micro-batches and for the queries that fit."""
-        results: list[Vjp] = []
-        for part, guard in self._parts("vjp", batch, theta, results):
-            with guard:
-                results.append(self._vjp_of_part(part, theta, buffers, a_g, a_buffers, hessian))
-        return _join_rows(results)
+        """`Objective.vjp_forward` or `vjp_reverse`, in parts and for the queries that fit."""
+
+        def vjp(part: Batch) -> Vjp:
+            return self._vjp_of_part(part, theta, buffers, a_g, a_buffers, hessian)
+
+        return _join_rows(self._compute_in_parts(vjp, "vjp", batch, theta))
 
     def _vjp_of_part(
         self,
@@ -149,40 +153,41 @@ class Fit:
             if plan.forward_mode:
                 vjp = self.objective.vjp_forward
                 wide = WIDE if count == 1 else WIDE_FOR_SEVERAL
-            with MemoryGuard(
-                count,
-                what="of the queries at once",
-                free=self.graphs.free_memory,
-                may_halve=not self.graphs.capturing,
-            ):
-                with convolutions(batch.c.device, wide=wide):
-                    results.append(vjp(theta, buffers, batch, a_g[some], a_some, hessian))
-                done = some.stop
-            if done < some.stop:  # memory ran out
+            with convolutions(batch.c.device, wide=wide):
+                result = run_if_it_fits(
+                    partial(vjp, theta, buffers, batch, a_g[some], a_some, hessian),
+                    count,
+                    what="of the queries at once",
+                    free=self.graphs.free_memory,
+                    may_halve=not self.graphs.capturing,
+                )
+            if result is None:
                 self.plans[_size_class(batch)] = VjpPlan(plan.forward_mode, count // 2)
+                continue
+            results.append(result)
+            done = some.stop
         return _join_queries(results)
 
     # --- rows of a batch --------------------------------------------------------------------------
 
-    def _parts(
-        self, name: str, batch: Batch, theta: Tensor, results: list
-    ) -> Iterator[tuple[Batch, MemoryGuard]]:
-        """The parts of a batch, smaller until each of them fits, with a guard for each.
-
-        results: of the parts so far. It is emptied where the parts are cut anew.
-        """
+    def _compute_in_parts(
+        self, compute: Callable[[Batch], Result], name: str, batch: Batch, theta: Tensor
+    ) -> list[Result]:
+        """compute(part) for each part of a batch, cut smaller until each of them fits."""
         while True:
-            results.clear()
-            for k, part in enumerate(self._micro_batches(name, batch)):
-                yield part, self._guard_rows(name, theta, part)
-                if len(results) == k:  # memory ran out
+            results: list[Result] = []
+            parts = self._parts(name, batch)
+            for part in parts:
+                result = self._compute_if_it_fits(compute, name, part, theta)
+                if result is None:
                     most = max(1, count_rows(self.objective, part) // 2)
                     self.max_rows[name, _size_class(batch)] = most
-                    break
-            else:
-                return
+                    break  # cut anew: equal parts round the same in every retrace
+                results.append(result)
+            if len(results) == len(parts):
+                return results
 
-    def _micro_batches(self, name: str, batch: Batch) -> list[Batch]:
+    def _parts(self, name: str, batch: Batch) -> list[Batch]:
         """The batch, or the parts that this pass takes one after the other."""
         most = self.max_rows.get((name, _size_class(batch)))
         counts = None if most is None else losses_of_rows(self.objective, batch)
@@ -192,10 +197,13 @@ class Fit:
         ends = [len(counts) * k // number for k in range(number + 1)]
         return [_cut(batch, counts, first, stop) for first, stop in pairwise(ends)]
 
-    def _guard_rows(self, name: str, theta: Tensor, batch: Batch) -> MemoryGuard:
+    def _compute_if_it_fits(
+        self, compute: Callable[[Batch], Result], name: str, batch: Batch, theta: Tensor
+    ) -> Result | None:
         count = len(batch.c)
         whole = "an instance" if count == 1 else f"a batch of {count}, which cannot be cut,"
-        return MemoryGuard(
+        return run_if_it_fits(
+            partial(compute, batch),
             lambda: count_rows(self.objective, batch) if self._can_cut(theta, batch) else 1,
             what=f"instances of a batch at once ({name})",
             free=self.graphs.free_memory,
