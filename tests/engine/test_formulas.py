@@ -34,9 +34,9 @@ class TanhSGD(torch.optim.Optimizer):
                 p.sub_(torch.tanh(state["m"]) * group["lr"] / state["step"] ** 0.5)
 
 
-def tanh_sgd(theta, g, slots, numbers):
-    m = numbers["decay"] * slots["m"] + g
-    return theta - numbers["lr"] / numbers["step"] ** 0.5 * torch.tanh(m), {"m": m}
+def tanh_sgd(theta, g, slots, hyperparams):
+    m = hyperparams["decay"] * slots["m"] + g
+    return theta - hyperparams["lr"] / hyperparams["step"] ** 0.5 * torch.tanh(m), {"m": m}
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def test_an_optimizer_of_ones_own(tmp_path, record, forget):
         dross.load(run.path, model, (p.X, p.Y), p.loss)
 
 
-def wrong_rate(theta, g, slots, numbers):
-    theta_after, slots = tanh_sgd(theta, g, slots, numbers)
+def wrong_rate(theta, g, slots, hyperparams):
+    theta_after, slots = tanh_sgd(theta, g, slots, hyperparams)
     return theta + 1.01 * (theta_after - theta), slots
 
 
-def wrong_slope(theta, g, slots, numbers):
-    m = numbers["decay"] * slots["m"] + g
-    return theta - numbers["lr"] / numbers["step"] ** 0.5 * torch.tanh(m).detach(), {"m": m}
+def wrong_slope(theta, g, slots, hyperparams):
+    m = hyperparams["decay"] * slots["m"] + g
+    return theta - hyperparams["lr"] / hyperparams["step"] ** 0.5 * torch.tanh(m).detach(), {"m": m}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,11 @@ def wrong_slope(theta, g, slots, numbers):
     [
         ({"update": wrong_rate}, "a different theta than the optimizer's step"),
         ({"update": wrong_slope}, "does not match a finite difference"),
-        ({"update": lambda theta, g, slots, numbers: theta}, "failed|must return"),
-        ({"update": lambda theta, g, slots, numbers: (theta, {})}, "must return theta and a dict"),
+        ({"update": lambda theta, g, slots, hyperparams: theta}, "failed|must return"),
+        (
+            {"update": lambda theta, g, slots, hyperparams: (theta, {})},
+            "must return theta and a dict",
+        ),
         ({"update": lambda *_: 1 / 0}, "failed"),
         ({"update": 3}, "must be a function"),
         ({"slots": ["m"]}, "a different theta"),
@@ -116,8 +119,8 @@ def test_a_formula_that_mixes_numbers_is_not_elementwise(forget):
             for p in self.param_groups[0]["params"]:
                 p.sub_(p.grad.mean() * p.grad, alpha=self.param_groups[0]["lr"])
 
-    def update(theta, g, slots, numbers):
-        return theta - numbers["lr"] * g.mean() * g, {}
+    def update(theta, g, slots, hyperparams):
+        return theta - hyperparams["lr"] * g.mean() * g, {}
 
     with pytest.raises(InvalidInput, match="Is every number treated alike"):
         dross.optim.register(MeanSGD, [], update)

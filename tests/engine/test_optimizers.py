@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from dross.engine.binding import current_numbers
+from dross.engine.binding import current_hyperparams
 from dross.engine.optim import SUPPORTED, read_optimizer
 from dross.engine.state import Derivative, Layout, State
 from dross.engine.step import ClipNorm, ClipValue, Step, advance, jvp_step, vjp_step
@@ -35,11 +35,11 @@ def setting(name: str, steps: int, clip=None):
     optimizer = OPTIMIZERS[name]([{"params": [halves[0]], **other}, {"params": [halves[1]]}])
     layout = Layout(("one", "other"), tuple(shapes), (HALF, HALF), ())
     pure = read_optimizer(optimizer, optimizer.param_groups).for_layout(layout)
-    row = current_numbers(pure, optimizer.param_groups)
+    hyperparams = current_hyperparams(pure, optimizer.param_groups)
     theta = torch.cat([half.detach().flatten() for half in halves])
-    slots, clock = pure.initial(theta, row)
+    slots, clock = pure.initial(theta, hyperparams)
     state = State(theta, slots, {}, clock)
-    step = Step((), row, 0, clip)
+    step = Step((), hyperparams, 0, clip)
     for _ in range(steps):
         g = draw(SIZE, generator=rng)
         for half, part in zip(halves, g.split(HALF)):
@@ -126,10 +126,10 @@ def test_every_supported_optimizer_is_in_the_zoo():
     assert {type(make([parameter])).__name__ for make in there.values()} >= supported
 
 
-def test_groups_that_differ_in_more_than_numbers():
+def test_groups_that_differ_in_more_than_hyperparameters():
     one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = torch.optim.Adam([{"params": [one], "amsgrad": True}, {"params": [other]}])
-    with pytest.raises(NotSupported, match="differ in more than their numbers"):
+    with pytest.raises(NotSupported, match="differ in more than their hyperparameters"):
         read_optimizer(optimizer, optimizer.param_groups)
 
 

@@ -129,7 +129,7 @@ def test_a_loader_with_workers_and_a_scheduler_that_moves_the_betas(tmp_path):
                 take_step(recorder, optimizer, ids, x, y, epoch=epoch)
                 scheduler.step()
     run = recorder.run()
-    numbers = [step.numbers[0] for step in run.recording.tape.read(0).steps]
+    numbers = [step.hyperparams[0] for step in run.recording.tape.read(0).steps]
     assert len({row[run.recording.optimizer.columns.index("betas.0")] for row in numbers}) > 1
     assert run.steps == 12
     scores = run.influence(query(p))

@@ -19,12 +19,12 @@ def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
     p = problem("mlp", "momentum", epochs=6)
     query = dross.mean_loss((p.X_val, p.Y_val))
     run = record(p, keep=dross.tape.Checkpoints(every=20))
-    whole, row = run.influence(query).values, SegmentReplay.replay_steps
+    whole, replay = run.influence(query).values, SegmentReplay.replay_steps
 
     def limited(self, steps, *rest):
         if len(steps) > 3:
             raise torch.OutOfMemoryError("no memory for so many")
-        return row(self, steps, *rest)
+        return replay(self, steps, *rest)
 
     monkeypatch.setattr(SegmentReplay, "replay_steps", limited)
     with pytest.warns(dross.DrossWarning, match="states at once"):

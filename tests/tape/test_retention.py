@@ -37,11 +37,11 @@ def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
     keep = dross.tape.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
     run = record(p, keep=keep)
     assert len(run.recording.tape.entries) < run.steps / 30  # long segments
-    made, most, row = [], 0, SegmentReplay.replay_steps
+    made, most, replay = [], 0, SegmentReplay.replay_steps
 
     def watched(self, steps, state, feeds):
         nonlocal most
-        states, gradients, end = row(self, steps, state, feeds)
+        states, gradients, end = replay(self, steps, state, feeds)
         made.extend(weakref.ref(s.theta) for s in [*states, end])
         most = max(most, len({id(theta) for theta in (ref() for ref in made) if theta is not None}))
         return states, gradients, end

@@ -259,9 +259,9 @@ _BATCHES_AHEAD = 2
 
 
 class Prefetcher:
-    """The batches of a row of steps, by their place in it.
+    """The batches of consecutive steps, by their place.
 
-    A caller goes through the row forwards (training) or backwards (retracing). Meanwhile another
+    A caller goes through them forwards (training) or backwards (retracing). Meanwhile another
     thread looks up the next batches in that direction, into memory that a GPU can read by itself.
     """
 

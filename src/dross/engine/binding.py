@@ -37,21 +37,21 @@ class TorchBinding:
         """The model's parameters by name, looked up once: an optimizer has no others later."""
         return dict(self.model.named_parameters())
 
-    def numbers(self) -> np.ndarray:
-        """The optimizer's numbers (lr, momentum, ...) as they are now: [G, H]."""
-        return current_numbers(self.optimizer, self.groups)
+    def hyperparams(self) -> np.ndarray:
+        """The optimizer's hyperparameters (lr, momentum, ...) as they are now: [G, H]."""
+        return current_hyperparams(self.optimizer, self.groups)
 
-    def read(self, numbers: np.ndarray | None = None, theta: Tensor | None = None) -> State:
+    def read(self, hyperparams: np.ndarray | None = None, theta: Tensor | None = None) -> State:
         """A copy of the state.
 
         Arguments:
-            numbers: the optimizer's, of the next step; by default the present ones.
+            hyperparams: the optimizer's, of the next step; by default the present ones.
             theta: a copy of it, where the caller has one already.
         """
-        numbers = self.numbers() if numbers is None else numbers
+        hyperparams = self.hyperparams() if hyperparams is None else hyperparams
         buffers = self.layout.read_buffers(self.model)
         theta = self.read_theta() if theta is None else theta
-        slots, clock = self._read_slots(theta, numbers)
+        slots, clock = self._read_slots(theta, hyperparams)
         return State(theta, slots, buffers, clock)
 
     def read_theta(self) -> Tensor:
@@ -70,7 +70,7 @@ class TorchBinding:
         if slots:
             self._write_slots(state.slots, state.clock)
 
-    def _read_slots(self, theta: Tensor, numbers: np.ndarray) -> tuple[Slots, Clock]:
+    def _read_slots(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, Clock]:
         """The slots, each [p], and the clock that the torch optimizer holds now.
 
         Where it has not stepped a parameter yet, they are those of a new optimizer.
@@ -79,12 +79,12 @@ class TorchBinding:
         held = {
             name: self.torch_optimizer.state.get(self.parameters[name], {}) for name in layout.names
         }
-        fresh, clock = self.optimizer.initial(theta, numbers)
+        fresh, clock = self.optimizer.initial(theta, hyperparams)
         if not any(_has_stepped(state) for state in held.values()):
             return fresh, clock
         slots = {}
         for slot, value in fresh.items():
-            parts = self.optimizer.split_slot(layout, slot, value, numbers)
+            parts = self.optimizer.split_slot(layout, slot, value, hyperparams)
             for name in parts:
                 if held[name].get(slot) is not None:
                     parts[name] = layout.local(held[name][slot].detach()).to(theta.device)
@@ -103,9 +103,9 @@ class TorchBinding:
         return slots, tuple(counters)
 
     def _write_slots(self, slots: Slots, clock: Clock) -> None:
-        numbers = self.numbers()
+        hyperparams = self.hyperparams()
         named = {
-            slot: self.optimizer.split_slot(self.layout, slot, value, numbers)
+            slot: self.optimizer.split_slot(self.layout, slot, value, hyperparams)
             for slot, value in slots.items()
         }
         is_sgd = self.optimizer.name == "SGD" and self.optimizer.formula is None
@@ -126,11 +126,11 @@ class TorchBinding:
             self.torch_optimizer.state[parameter] = state
 
 
-def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
+def current_hyperparams(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     """The options of a torch optimizer's groups as they are now: float64 [G, H]."""
     keys = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
     flat = [flatten_options(group, keys) for group in groups]
-    return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
+    return np.array([[h[column] for column in optimizer.columns] for h in flat])
 
 
 def _has_stepped(state: dict) -> bool:

@@ -69,23 +69,25 @@ class Graphs:
         """Whether this pass, over tensors on this one's device, would be captured."""
         return name not in self.refused and tensor.is_cuda
 
-    def run(self, name: str, mode: str, function: Callable, batch: GraphBatch, args: tuple) -> Any:
+    def run(
+        self, name: str, kind: tuple, function: Callable, batch: GraphBatch, args: tuple
+    ) -> Any:
         """function(batch, *args), as a graph where that is possible.
 
         Arguments:
             name: of the pass.
-            mode: "training" or "evaluating"; a pass is captured once for each.
+            kind: "training" or "evaluating", and more; a pass is captured once for each.
             function: the pass.
             batch, args: its arguments.
         """
         if self.capturing:  # one of several steps that are captured together
             return function(batch, *args)
-        parts, build, kind = batch.to_tensors()
+        parts, build, structure = batch.to_tensors()
         tensors, form = flatten(args)
         if sum(t.nbytes for t in tensors) > _MAX_INPUT_BYTES:
             return self.run_uncaptured(name, function, batch, args)
         inputs = [*parts, *tensors]
-        key = (name, mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
+        key = (name, kind, structure, form, *[(t.shape, t.dtype) for t in inputs])
         if key in self._graphs and self._graphs[key].trusted:
             return self._graphs[key].replay(inputs, batch)
         expected = self.run_uncaptured(name, function, batch, args, key)
@@ -208,11 +210,11 @@ class _Graph:
     def replay(self, inputs: list[Tensor], batch: GraphBatch) -> Any:
         """The pass on other inputs."""
         with torch.no_grad():
-            _copy(self.copies_in, self.inputs, inputs)
+            _copy_by_type(self.copies_in, self.inputs, inputs)
             batch.seed_augmentation()
             self.graph.replay()
             results = [torch.empty_like(t) for t in self.outputs]
-            _copy(self.copies_out, results, self.outputs)
+            _copy_by_type(self.copies_out, results, self.outputs)
         return unflatten(results, self.form)
 
 
@@ -222,7 +224,7 @@ def _by_type(tensors: list[Tensor]) -> list[list[int]]:
     return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
 
 
-def _copy(groups: list[list[int]], to: list[Tensor], source: list[Tensor]) -> None:
+def _copy_by_type(groups: list[list[int]], to: list[Tensor], source: list[Tensor]) -> None:
     """Copy with one launch for all tensors of a type."""
     copy: Callable = torch._foreach_copy_  # type: ignore[attr-defined]  # not in the type stubs
     for places in groups:

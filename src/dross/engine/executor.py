@@ -15,7 +15,7 @@ the numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,7 +129,14 @@ class Executor:
 
     # --- reuse ------------------------------------------------------------------------------------
 
-    def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
+    def run(
+        self,
+        name: str,
+        function: Callable,
+        batch: AnyBatch | LazyBatches,
+        *args: Any,
+        key: tuple[Hashable, ...] = (),
+    ) -> Any:
         """function(batch, *args), by the fastest way that gives the same numbers.
 
         Arguments:
@@ -137,16 +144,17 @@ class Executor:
             function: a pure function. All tensors that differ from call to call are arguments.
             batch: what the pass sees; `function` gets it loaded.
             args: tensors, dicts of tensors, and values that are part of what the pass does.
+            key: other values that are, where `function` has them by itself.
         """
         if not self.may_reuse:
             return function(batch.load(), *args)
         if self.graphs.is_available(name, batch.c):
-            return self.graphs.run(name, self._mode, function, batch, args)
+            return self.graphs.run(name, (self._mode, *key), function, batch, args)
         if self.graphs.has_graphs:
             return self.graphs.run_uncaptured(name, function, batch, args)
         loaded = batch.load()
         if isinstance(loaded, Batch) and loaded.c.device.type == "cpu":
-            return self.programs.run((name, self._mode), function, loaded, args)
+            return self.programs.run((name, self._mode, *key), function, loaded, args)
         return function(loaded, *args)
 
     @property

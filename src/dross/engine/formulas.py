@@ -68,7 +68,7 @@ class Formula:
 
 
 def options_at(h: Hyperparams, flags: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
-    """The arguments of a formula: numbers and flags of its group, and the number of the step."""
+    """The arguments of a formula: hyperparameters and flags of its group, and the number of the step."""
     options = {**group_options(h), **flags}
     return options | ({"step": counters["step"] + 1} if "step" in counters else {})
 

@@ -37,7 +37,7 @@ class OptimizerDescription:
 
     name: str
     flags: Flags
-    columns: tuple[str, ...]  # the names of its numbers, in the order of the tape
+    columns: tuple[str, ...]  # the names of its hyperparameters, in the order of the tape
     any_momentum: bool
     formula: str | None  # its name, where the optimizer follows one of optim_custom.py
     fused: bool  # it steps with torch's fused kernel, where that rounds differently
@@ -62,8 +62,8 @@ class OptimizerDescription:
 class Optimizer(OptimizerDescription):
     """An optimizer's rule, applied to each parameter group's part of theta.
 
-    Shapes: G parameter groups, H numbers each, p parameters. `row` [G, H] holds the numbers of all
-    groups at one step, as a tape keeps them.
+    Shapes: G parameter groups, H hyperparameters each, p parameters. `hyperparams` [G, H] are those
+    of all groups at one step, as a tape keeps them.
     """
 
     group_sizes: tuple[int, ...]
@@ -96,35 +96,35 @@ class Optimizer(OptimizerDescription):
         """Whether `vjp` and `jvp` depend on the gradient, so that a retrace has to compute it."""
         return self.rule is None or self.rule.needs_gradient
 
-    def _hyperparams(self, row: np.ndarray) -> list[Hyperparams]:
-        """The numbers of each group by name."""
-        return [dict(zip(self.columns, values)) for values in row.tolist()]
+    def _by_name(self, hyperparams: np.ndarray) -> list[Hyperparams]:
+        """The hyperparameters of each group by name."""
+        return [dict(zip(self.columns, values)) for values in hyperparams.tolist()]
 
-    def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, Clock]:
+    def initial(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, Clock]:
         """The slots and the clock of an optimizer that has not stepped yet."""
-        return self._update.initial(theta, self._hyperparams(row))
+        return self._update.initial(theta, self._by_name(hyperparams))
 
-    def update(self, state: State, g: Tensor, row: np.ndarray) -> State:
+    def update(self, state: State, g: Tensor, hyperparams: np.ndarray) -> State:
         """The state after a step with the gradient g [p]."""
-        return self._update.update(state, g, self._hyperparams(row))
+        return self._update.update(state, g, self._by_name(hyperparams))
 
     def vjp(
-        self, state: State, g: Tensor, row: np.ndarray, after: Derivative
+        self, state: State, g: Tensor, hyperparams: np.ndarray, after: Derivative
     ) -> tuple[Tensor, Derivative]:
         """The adjoint of `update`: d query / d g [Q, p], and d query / d the state before it."""
-        return self._update.vjp(state, g, self._hyperparams(row), after)
+        return self._update.vjp(state, g, self._by_name(hyperparams), after)
 
     def jvp(
-        self, state: State, g: Tensor, row: np.ndarray, before: Derivative, g_dot: Tensor
+        self, state: State, g: Tensor, hyperparams: np.ndarray, before: Derivative, g_dot: Tensor
     ) -> Derivative:
         """The tangent of `update`: how the state after it moves."""
-        return self._update.jvp(state, g, self._hyperparams(row), before, g_dot)
+        return self._update.jvp(state, g, self._by_name(hyperparams), before, g_dot)
 
     def split_slot(
-        self, layout: Layout, slot: str, value: Tensor, row: np.ndarray
+        self, layout: Layout, slot: str, value: Tensor, hyperparams: np.ndarray
     ) -> dict[str, Tensor]:
         """A slot by the names of the parameters that have it, each in its own shape."""
-        return self._update.split_slot(layout, slot, value, self._hyperparams(row))
+        return self._update.split_slot(layout, slot, value, self._by_name(hyperparams))
 
     @property
     def description(self) -> OptimizerDescription:
@@ -160,7 +160,7 @@ def read_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict]) -> Opti
         differ = differ or len(momenta) > 1
     if differ:
         raise NotSupported(
-            f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all "
+            f"The parameter groups of {name} differ in more than their hyperparameters ({flags}). Give all "
             "groups the same options; rates, momenta and decays may differ."
         )
     return OptimizerDescription(
@@ -204,6 +204,6 @@ def check_same_structure(began: OptimizerDescription, now: OptimizerDescription)
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
         raise NotSupported(
             f"The options of {began.name} changed during the run, from {began.flags} to "
-            f"{now.flags}, or momentum came in late. dross follows schedules of numbers only: "
+            f"{now.flags}, or momentum came in late. dross follows schedules of hyperparameters only: "
             "start with a momentum above 0."
         )

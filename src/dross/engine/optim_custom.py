@@ -248,10 +248,10 @@ def _try_update(
     try:
         after = pure.update(state, g, hyperparams)
     except Exception as error:  # the formula may be the user's
-        raise InvalidInput(f"update(theta, g, slots, numbers) failed: {error!r}") from error
+        raise InvalidInput(f"update(theta, g, slots, hyperparams) failed: {error!r}") from error
     if set(after.slots) != set(state.slots):
         raise InvalidInput(
-            "update(theta, g, slots, numbers) must return theta and a dict of the slots "
+            "update(theta, g, slots, hyperparams) must return theta and a dict of the slots "
             f"{sorted(state.slots)}, not of {sorted(after.slots)}."
         )
     return after
@@ -335,9 +335,9 @@ def register(
 ) -> None:
     """Teach dross an optimizer of your own that treats every number of a parameter alike.
 
-        def update(theta, g, slots, numbers):
-            m = numbers["decay"] * slots["m"] + g
-            return theta - numbers["lr"] * torch.tanh(m), {"m": m}
+        def update(theta, g, slots, hyperparams):
+            m = hyperparams["decay"] * slots["m"] + g
+            return theta - hyperparams["lr"] * torch.tanh(m), {"m": m}
 
         dross.optim.register(TanhSGD, ["m"], update)
 
@@ -350,9 +350,9 @@ def register(
         slots: the names under which it keeps its memory of a parameter in `state`, as tensors of
             the parameter's shape; or a dict of these names and their initial values, where those
             are not 0.
-        update: (theta, g, slots, numbers) -> (theta, slots) after one step, as new tensors.
-            numbers has the options of the parameter group under their names and, where the
-            optimizer keeps a counter "step", numbers["step"], which is 1 in the first step.
+        update: (theta, g, slots, hyperparams) -> (theta, slots) after one step, as new tensors.
+            hyperparams has the options of the parameter group under their names and, where the
+            optimizer keeps a counter "step", hyperparams["step"], which is 1 in the first step.
         options: the keyword arguments to build the optimizer with, for the comparison.
 
     Raises:
@@ -369,7 +369,7 @@ def register(
         )
     if not callable(update):
         raise InvalidInput(
-            "update must be a function (theta, g, slots, numbers) -> (theta, slots)."
+            "update must be a function (theta, g, slots, hyperparams) -> (theta, slots)."
         )
     initial = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, 0.0)
     if isinstance(slots, str) or not all(isinstance(name, str) for name in initial):

@@ -39,7 +39,7 @@ class Step:
     """What is recorded of step t: the batch S_t, the rate eta_t, and whatever else it used."""
 
     micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
-    numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
+    hyperparams: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ...
     epoch: int = 0
     clip: "Clip | None" = None
     scale: float = 1.0  # a GradScaler's: the losses were multiplied by it, and the gradient divided
@@ -106,7 +106,7 @@ def advance(
 ) -> State:
     """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
     g = prepare_gradient(step, g, optimizer.slices)
-    return replace(optimizer.update(state, g, step.numbers), buffers=buffers)
+    return replace(optimizer.update(state, g, step.hyperparams), buffers=buffers)
 
 
 def vjp_step(
@@ -124,7 +124,7 @@ def vjp_step(
     Returns:
         d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
     """
-    a_g, before = optimizer.vjp(state, prepare_gradient(step, g), step.numbers, after)
+    a_g, before = optimizer.vjp(state, prepare_gradient(step, g), step.hyperparams, after)
     if step.clip:
         a_g = step.clip.derivative(_unscale(step, g), a_g)
     return _unscale(step, a_g), before
@@ -149,7 +149,7 @@ def jvp_step(
     g_dot = _unscale(step, g_dot)
     if step.clip:
         g_dot = step.clip.derivative(_unscale(step, g), g_dot)
-    return optimizer.jvp(state, prepare_gradient(step, g), step.numbers, before, g_dot)
+    return optimizer.jvp(state, prepare_gradient(step, g), step.hyperparams, before, g_dot)
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:

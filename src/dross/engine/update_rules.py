@@ -28,7 +28,7 @@ Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d
 
 
 class Rule(Protocol):
-    """How an optimizer updates one parameter group. `h` holds the group's numbers at this step."""
+    """How an optimizer updates one parameter group. `h`: its hyperparameters at this step."""
 
     @property
     def needs_gradient(self) -> bool:
@@ -76,7 +76,7 @@ class SGD:
     def update(self, theta, slots, counters, g, h) -> Updated:
         """The formulas above."""
         lr, mu = h["lr"], h["momentum"]
-        g = _with_decay(theta, g, self.maximize, h["weight_decay"])
+        g = _adjust_gradient(theta, g, self.maximize, h["weight_decay"])
         if self.momentum:
             m = slots["momentum_buffer"]
             m = g if counters["step"] == 0 else self.next_momentum_buffer(m, g, mu, h["dampening"])
@@ -193,7 +193,7 @@ class Adam:
         decay = 0.0 if self.decoupled else h["weight_decay"]
         m_by_g, v_by_g = 1 - beta1, 2 * (1 - beta2) * g  # d m' / d g', d v' / d g'
         # d theta' / d m' and d theta' / d x'
-        by_m, by_v = self._slopes(after, counters["step"] + 1, h)
+        by_m, by_x = self._slopes(after, counters["step"] + 1, h)
         table: Table = {
             ("exp_avg", "exp_avg"): beta1,
             ("exp_avg", "g"): m_by_g * sign,
@@ -202,6 +202,7 @@ class Adam:
             ("exp_avg_sq", "g"): v_by_g * sign,
             ("exp_avg_sq", "theta"): v_by_g * decay,
         }
+        by_v = by_x
         if self.amsgrad:
             grown = (after["exp_avg_sq"] > slots["max_exp_avg_sq"]).to(theta.dtype)  # x' = v'
             table |= {
@@ -209,9 +210,9 @@ class Adam:
                 ("max_exp_avg_sq", "exp_avg_sq"): grown * beta2,
                 ("max_exp_avg_sq", "g"): grown * v_by_g * sign,
                 ("max_exp_avg_sq", "theta"): grown * v_by_g * decay,
-                ("theta", "max_exp_avg_sq"): by_v * (1 - grown),
+                ("theta", "max_exp_avg_sq"): by_x * (1 - grown),
             }
-            by_v = by_v * grown
+            by_v = by_x * grown
         by_g = by_m * m_by_g + by_v * v_by_g  # d theta' / d g'
         kept = 1 - lr * h["weight_decay"] if self.decoupled else 1.0
         return table | {
@@ -234,7 +235,9 @@ class Adam:
 
     def _gradient(self, theta: Tensor, g: Tensor, h: Hyperparams) -> Tensor:
         """g'."""
-        return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
+        return _adjust_gradient(
+            theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"]
+        )
 
 
 def vjp_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
@@ -265,7 +268,7 @@ def _weighted_sum(terms: list[tuple[Tensor | float | None, Tensor]]) -> Tensor:
     return torch.zeros_like(terms[0][1]) if total is None else total
 
 
-def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:
+def _adjust_gradient(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:
     """g' = g + weight_decay theta, or -g + weight_decay theta."""
     g = -g if maximize else g
     return g.add(theta, alpha=weight_decay) if weight_decay else g
@@ -518,7 +521,8 @@ _IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch com
 
 
 def flatten_options(group: Mapping[str, Any], keys: Iterable[str]) -> Hyperparams:
-    """The numbers among these options of a group; betas=(a, b) becomes betas.0 and betas.1.
+    """The numbers among these options of a group: its hyperparameters, betas=(a, b) as betas.0 and
+    betas.1.
 
     A None within a tuple, as in eps=(None, 1e-3), is kept as nan.
     """
@@ -546,7 +550,7 @@ def group_options(h: Hyperparams) -> dict[str, Any]:
 
 
 def read_flags(group: Mapping[str, Any], keys: Iterable[str]) -> Flags:
-    """The options that say which formula is followed, and not with which numbers."""
+    """The options that say which formula is followed, and not with which hyperparameters."""
     return {
         key: group[key]
         for key in keys

@@ -87,5 +87,5 @@ def _rate_per_instance(recording: Recording, t: int) -> float:
     ends = [entry.stop for entry in recording.tape.entries]
     segment = recording.tape.read(next(k for k, end in enumerate(ends) if t < end))
     step = segment.steps[t - segment.first]
-    rate = float(step.numbers[0, recording.optimizer.columns.index("lr")])
+    rate = float(step.hyperparams[0, recording.optimizer.columns.index("lr")])
     return rate / max(len(step.ids), 1)

@@ -168,9 +168,9 @@ def count_replays(recording: Recording, steps: StepRange) -> tuple[int, int, int
             states_at_once = max(states_at_once, len(segment.states))
             continue
         capacity = recording.replay.capacity(segment, last)
-        rows = schedule.rows_taken(last, capacity, begin, last == len(segment.steps))
-        alone = [segment.steps[k] for k in rows.without_gradient]
-        taken += rows.steps + sum(needs_gradient(recording.optimizer, step) for step in alone)
+        cost = schedule.replay_cost(last, capacity, begin, last == len(segment.steps))
+        alone = [segment.steps[k] for k in cost.without_gradient]
+        taken += cost.steps + sum(needs_gradient(recording.optimizer, step) for step in alone)
         repetitions = max(repetitions, schedule.repetitions(last, capacity))
         states_at_once = max(states_at_once, min(last, capacity) + 1)
     return taken, repetitions, states_at_once

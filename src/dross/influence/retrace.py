@@ -26,7 +26,7 @@ from ..distributed.gather import join_ranks
 from ..engine.executor import Executor
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient, sum_over_batches, take_step, vjp_step
-from ..engine.step_rows import group_steps, unstack_steps
+from ..engine.step_stacks import cut_into_stacks, unstack_steps
 from ..replay.average import MODEL, Average, FinalModel
 from ..replay.recording import Recording
 from ..replay.schedule import choose_steps
@@ -190,14 +190,14 @@ def _buffers_before_each(
 
 
 def _parts(recording: Recording, block: Block, model: FinalModel | Average) -> list[slice]:
-    """Cut a block into single steps, and on a GPU rows of steps that can be one pass."""
+    """Cut a block into single steps, and on a GPU stacks of steps that can be one pass."""
     if not block.steps:
         return []
     # ranks exchange sums in every step, and a vjp in float16 checks whether it was finite
     is_float16 = recording.objective.precision.narrow is torch.float16
     if is_float16 or recording.reducer.size > 1 or not model.enters_once:
         return [slice(k, k + 1) for k in range(len(block.steps))]
-    return group_steps(
+    return cut_into_stacks(
         "reverse steps",
         recording.executor,
         recording.optimizer,
@@ -227,13 +227,13 @@ def reverse_steps(
     stacked = State.stack(block.states[part])
     clock = block.states[k].clock
 
-    def go_back(each: Sequence[AnyBatch], theta, slots, buffers, a_theta, a_slots, a_buffers, *_):
+    def go_back(each: Sequence[AnyBatch], theta, slots, buffers, a_theta, a_slots, a_buffers):
         adjoint = Derivative(a_theta, a_slots, a_buffers)
         terms = []
         states = unstack_steps(State(theta, slots, buffers, clock), len(each))
         for batch, state in zip(reversed(each), reversed(states)):
-            adjoint, row = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
-            terms.append(row)
+            adjoint, own = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
+            terms.append(own)
         return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
 
     terms, theta, slots, buffers = recording.executor.run(
@@ -246,8 +246,6 @@ def reverse_steps(
         after.theta,
         after.slots,
         after.buffers,
-        # the numbers are captured as they are: as arguments, they tell one graph from another
-        step.numbers.tobytes(),
-        hessian,
+        key=(step.hyperparams.tobytes(), hessian),  # they are captured as they are
     )
     return Derivative(theta, slots, buffers), list(terms.flip(0))

@@ -102,9 +102,9 @@ def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
 
 
-def plan_numbers(binding: TorchBinding, lr: LearningRate | None, steps: int) -> np.ndarray:
-    """The optimizer's numbers at every step: [T, G, H]. lr: see `dross.train`."""
-    rows = np.repeat(binding.numbers()[None], steps, axis=0)
+def plan_hyperparams(binding: TorchBinding, lr: LearningRate | None, steps: int) -> np.ndarray:
+    """The optimizer's hyperparameters at every step: [T, G, H]. lr: see `dross.train`."""
+    rows = np.repeat(binding.hyperparams()[None], steps, axis=0)
     if lr is None:
         return rows
     if isinstance(lr, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -116,7 +116,7 @@ def plan_numbers(binding: TorchBinding, lr: LearningRate | None, steps: int) -> 
         # our loop is the optimizer's step; torch would warn that it was never called
         binding.torch_optimizer._opt_called = True  # type: ignore[attr-defined]
         for t in range(steps):
-            rows[t] = binding.numbers()
+            rows[t] = binding.hyperparams()
             lr.step()
         return rows
     rates = _read_rates(lr, steps)

@@ -26,7 +26,7 @@ from ..engine.optim import Optimizer
 from ..engine.precision import Precision, check_autocast
 from ..engine.state import State
 from ..engine.step import Clip, Step, clip_of, take_step
-from ..engine.step_rows import take_steps
+from ..engine.step_stacks import take_steps
 from ..errors import DrossError, InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
@@ -34,7 +34,7 @@ from ..tape.format import describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import TapeWriter, check_resume, prepare_folder
-from .plan import BatchPlan, LearningRate, plan_numbers
+from .plan import BatchPlan, LearningRate, plan_hyperparams
 from .replayable import check_finite
 
 _MAX_UNCHECKED_STEPS = 64
@@ -130,7 +130,7 @@ def train(
     _check_all_labels(objective, instances, x)
 
     binding = TorchBinding(model, optimizer, objective.layout, pure)
-    numbers = plan_numbers(binding, lr, plan.steps)
+    hyperparams = plan_hyperparams(binding, lr, plan.steps)
     earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
     manifest = describe(
         objective,
@@ -141,11 +141,11 @@ def train(
         device=device,
         instances=instances,
         planned=plan.steps,
-        schedule=hashlib.sha256(numbers.tobytes() + repr(clip).encode()).hexdigest(),
+        schedule=hashlib.sha256(hyperparams.tobytes() + repr(clip).encode()).hexdigest(),
         earlier=earlier,
     )
     if earlier is None:
-        state = binding.read(numbers[0])
+        state = binding.read(hyperparams[0])
     else:
         state = Tape(path).end_state().map(lambda t: t.to(device))
     writer = TapeWriter(
@@ -154,7 +154,7 @@ def train(
     if earlier is None:
         writer.flush(state)
     executor = Executor(objective)
-    loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
+    loop = TrainingLoop(executor, pure, instances, plan, hyperparams, augment, clip, seed)
     binding.write(loop.run(writer, state, progress))
     return Run(Recording(Tape(path), executor, pure, instances, augment, seed), progress)
 
@@ -200,7 +200,7 @@ class TrainingLoop:
     optimizer: Optimizer
     instances: Instances
     plan: BatchPlan
-    numbers: np.ndarray  # [T, G, H]: the optimizer's at every step
+    hyperparams: np.ndarray  # [T, G, H]: the optimizer's at every step
     augment: Augment | None
     clip: Clip | None
     seed: int
@@ -209,18 +209,18 @@ class TrainingLoop:
         """Take the steps that are left. The tape keeps those that were taken, whatever happens."""
         writer.end_states = {writer.next_step: state}
         left = self.plan.steps - writer.next_step
-        rows = self._rows(writer.next_step, _count_unchecked(state))
-        waiting: list[_TakenRow] = []  # not yet checked: a GPU computes the next row meanwhile
+        coming = self._steps_at_once(writer.next_step, _count_unchecked(state))
+        waiting: list[_TakenSteps] = []  # not yet checked: a GPU computes the next ones
         complete = False
         with self.executor.training(), progress_bar("training", left, show=progress) as advance:
             try:
-                for first, steps, batches in rows:
+                for first, steps, batches in coming:
                     waiting.append(self.take(state, steps, batches, first))
                     state = waiting[-1].states[-1]
                     if len(waiting) > int(state.theta.is_cuda):
                         self._write(waiting.pop(0), writer, advance)
-                for row in waiting:
-                    self._write(row, writer, advance)
+                for taken in waiting:
+                    self._write(taken, writer, advance)
                 complete = True
             except ValueError as error:  # such as BatchNorm's, for a batch of one instance
                 if isinstance(error, DrossError):
@@ -236,7 +236,7 @@ class TrainingLoop:
                 writer.finish(complete=complete)
         return state
 
-    def _rows(
+    def _steps_at_once(
         self, first: int, at_once: int
     ) -> Iterator[tuple[int, list[Step], list[list[LazyBatch]]]]:
         """The steps from `first` on, `at_once` at a time, with the number of the first of them."""
@@ -245,7 +245,7 @@ class TrainingLoop:
             steps = []
             for t, (ids, epoch) in enumerate(block, start=first):
                 micros = (MicroBatch(ids),) if len(ids) else ()
-                steps.append(Step(micros, self.numbers[t], epoch, self.clip))
+                steps.append(Step(micros, self.hyperparams[t], epoch, self.clip))
             batches = self.instances.lazy_batches(
                 [step.micros for step in steps], first, self.seed, self.augment
             )
@@ -255,7 +255,7 @@ class TrainingLoop:
 
     def take(
         self, state: State, steps: list[Step], batches: list[list[LazyBatch]], first: int
-    ) -> "_TakenRow":
+    ) -> "_TakenSteps":
         """Take these steps; what tells whether they are finite is on its way to the host."""
         states = [state]
         finite: list[Tensor] = []
@@ -269,32 +269,34 @@ class TrainingLoop:
         seen = {"total": states[-1].theta.sum()}  # finite only if theta is
         if finite:
             seen["finite"] = torch.stack(finite)
-        return _TakenRow(first, steps, batches, states, HostCopy(seen))
+        return _TakenSteps(first, steps, batches, states, HostCopy(seen))
 
-    def _write(self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]) -> None:
-        if not row.is_finite:
-            self._find_break(row)
-        with side_stream(row.states[0].theta.device):
-            pairs = zip(row.states, row.states[1:])
-            for step, batches, (before, after) in zip(row.steps, row.batches, pairs):
+    def _write(
+        self, taken: "_TakenSteps", writer: TapeWriter, advance: Callable[[int], None]
+    ) -> None:
+        if not taken.is_finite:
+            self._find_break(taken)
+        with side_stream(taken.states[0].theta.device):
+            pairs = zip(taken.states, taken.states[1:])
+            for step, batches, (before, after) in zip(taken.steps, taken.batches, pairs):
                 writer.make_room(step.epoch)
                 opens = bool(batches) and writer.opens_segment()
                 writer.add(step, before, after, checksum(batches[0]) if opens else 0)
                 advance(1)
 
-    def _find_break(self, row: "_TakenRow") -> None:
+    def _find_break(self, taken: "_TakenSteps") -> None:
         """Raise Diverged for the step that is not finite, if there is one.
 
         Theta stays so after it, so the last step's theta shows that there is one.
         """
-        taken = zip(row.steps, row.batches, row.states)
-        for t, (step, batches, before) in enumerate(taken, start=row.first):
+        each = zip(taken.steps, taken.batches, taken.states)
+        for t, (step, batches, before) in enumerate(each, start=taken.first):
             after, g, losses = take_step(self.executor, self.optimizer, before, step, batches)
-            check_finite(t, after.theta, g, losses, step.ids, kept=row.first)
+            check_finite(t, after.theta, g, losses, step.ids, kept=taken.first)
 
 
 @dataclass(frozen=True)
-class _TakenRow:
+class _TakenSteps:
     """Steps that have been taken."""
 
     first: int

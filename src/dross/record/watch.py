@@ -336,7 +336,7 @@ class StepWatch:
         check_same_structure(pure, read_optimizer(self.loop.optimizer, binding.groups))
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         all_micros, opens = ddp.share_step(ranks, own, writer.opens_segment())
-        step = Step(all_micros, binding.numbers(), self._epoch, self._clip, self._scale)
+        step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
         batches = [replace(batch, c=self.weights_on_device(micro)) for micro, (_, batch) in pairs]

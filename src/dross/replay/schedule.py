@@ -1,11 +1,11 @@
-"""How to go backwards through a row of steps when only few of its states fit into memory.
+"""How to go backwards through a stretch of steps when only few of its states fit into memory.
 
-A row is cut in two. Its first part is replayed to reach the state in the middle. Then the second
+A stretch is cut in two. Its first part is replayed to reach the state in the middle. Then the second
 part is done, with one state less to spare, and after it the first part. With memory for r states
-(the one at the start included) and each step taken at most k times, the longest row has
+(the one at the start included) and each step taken at most k times, the longest stretch has
 
-    longest_row(r, k) = longest_row(r, k - 1) + longest_row(r - 1, k)
-    longest_row(r, 1) = r,    longest_row(1, k) = k
+    longest_stretch(r, k) = longest_stretch(r, k - 1) + longest_stretch(r - 1, k)
+    longest_stretch(r, 1) = r,    longest_stretch(1, k) = k
 
 steps, where the two terms are the two parts: five states and three times are enough for 41 steps,
 nine states and four times for 550.
@@ -19,8 +19,8 @@ from ..errors import InvalidInput
 from ..tape.reader import Tape
 
 
-def longest_row(capacity: int, times: int) -> int:
-    """The longest row for a number of states in memory and of times that each step is taken."""
+def longest_stretch(capacity: int, times: int) -> int:
+    """The longest stretch for a number of states in memory and of times that each step is taken."""
     if capacity < 1 or times < 1:
         return 0
     return math.comb(capacity + times, times) - math.comb(capacity + times - 2, times - 1)
@@ -29,43 +29,43 @@ def longest_row(capacity: int, times: int) -> int:
 def repetitions(steps: int, capacity: int) -> int:
     """How often a step is taken at most, with memory for `capacity` states."""
     k = 1
-    while longest_row(capacity, k) < steps:
+    while longest_stretch(capacity, k) < steps:
         k += 1
     return k
 
 
 def split_point(steps: int, capacity: int) -> int:
-    """Where to cut a row of more steps than fit: the length of its first part.
+    """Where to cut a stretch of more steps than fit: the length of its first part.
 
     As early as the second part can be done with each step taken one time less, or else where the
     first part is as long as it may be.
     """
     k = repetitions(steps, capacity)
-    return min(longest_row(capacity, k - 1), steps - longest_row(capacity - 1, k - 1))
+    return min(longest_stretch(capacity, k - 1), steps - longest_stretch(capacity - 1, k - 1))
 
 
 @dataclass(frozen=True)
-class RowsTaken:
-    """What going backwards through a row costs."""
+class ReplayCost:
+    """What going backwards through a stretch costs."""
 
     steps: int  # that are taken, each as often as it is
     without_gradient: tuple[int, ...]  # steps whose state is known and which are not taken
 
 
-def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True) -> RowsTaken:
-    """Count what `SegmentReplay` takes again of a row of which no state but the first is kept.
+def replay_cost(steps: int, capacity: int, begin: int = 0, check_end: bool = True) -> ReplayCost:
+    """Count what `SegmentReplay` takes again of a stretch of which no state but the first is kept.
 
     Arguments:
-        steps: in the row.
+        steps: in the stretch.
         capacity: how many states fit.
         begin: steps before this one are not asked for.
         check_end: whether the last step is taken in any case, to compare its end with the tape.
     """
     taken = 0
     alone = []
-    rows = [(0, steps, capacity)]
-    while rows:
-        low, high, fitting = rows.pop()
+    stretches = [(0, steps, capacity)]
+    while stretches:
+        low, high, fitting = stretches.pop()
         if high <= begin:
             continue
         length = high - low
@@ -77,8 +77,8 @@ def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True
         else:
             middle = low + split_point(length, fitting)
             taken += middle - low
-            rows += [(low, middle, fitting), (middle, high, fitting - 1)]
-    return RowsTaken(taken, tuple(alone))
+            stretches += [(low, middle, fitting), (middle, high, fitting - 1)]
+    return ReplayCost(taken, tuple(alone))
 
 
 @dataclass(frozen=True)

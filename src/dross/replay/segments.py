@@ -13,7 +13,7 @@ from ..engine.device import HostCopy, side_stream
 from ..engine.memory import run_if_it_fits
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step
-from ..engine.step_rows import take_steps
+from ..engine.step_stacks import take_steps
 from ..engine.tolerance import ROUNDING, is_close, size
 from ..errors import InputChanged
 from ..tape.format import Segment
@@ -107,9 +107,9 @@ class SegmentReplay:
         """Steps begin..last-1 of a segment (see schedule.py). A block may start before `begin`."""
         check_end = last == len(segment.steps)  # by the last block, which comes first
         # from, to, the state at the start, and how many states fit, that one included
-        rows = [(0, last, segment.states[0], self.capacity(segment, last))]
-        while rows:
-            low, high, start, capacity = rows.pop()
+        stretches = [(0, last, segment.states[0], self.capacity(segment, last))]
+        while stretches:
+            low, high, start, capacity = stretches.pop()
             length = high - low
             if high <= begin:
                 continue
@@ -134,7 +134,8 @@ class SegmentReplay:
                 capacity = length // 2
             middle = low + schedule.split_point(length, capacity)
             reached, capacity = self._replay_to(segment, low, middle, start, capacity)
-            rows += [(low, middle, start, capacity), (middle, high, reached, capacity - 1)]
+            stretches.append((low, middle, start, capacity))
+            stretches.append((middle, high, reached, capacity - 1))
             del start, reached
 
     def state_after(self, segment: Segment, steps: int) -> State:
@@ -155,7 +156,7 @@ class SegmentReplay:
                 state = replayed[2]
                 low = end
             del replayed  # before others are made
-        # a copy: on a GPU it is a part of a row of states, which it would keep alive
+        # a copy: on a GPU it is a part of a stack of states, which it would keep alive
         return state.map(torch.clone), capacity
 
     def _replay_if_it_fits(
@@ -207,7 +208,7 @@ class SegmentReplay:
         return any(needs_gradient(self.recording.optimizer, step) for step in steps)
 
     def capacity(self, segment: Segment, steps: int) -> int:
-        """How many states to hold at a time while a row of `steps` steps is replayed.
+        """How many states to hold at a time while a stretch of `steps` steps is replayed.
 
         With a memory budget, the states before and after the current step come on top.
         """

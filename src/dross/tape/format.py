@@ -94,7 +94,9 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     precision: Precision
     attention_gap: float | None = None
     planned: Count | None
-    schedule: str | None  # a digest of the optimizer's numbers, where they are known beforehand
+    schedule: (
+        str | None
+    )  # a digest of the optimizer's hyperparameters, where they are known beforehand
     shards: Annotated[int, Meta(ge=1)] = 1  # ranks that wrote the states together
     steps: Count = 0
     segments: tuple[SegmentEntry, ...] = ()
@@ -134,7 +136,7 @@ def describe(
         objective, optimizer, augment, keep, seed, device: what is recorded.
         instances: the training set, where it is known.
         planned: the number of steps, where it is known beforehand.
-        schedule: a digest of the numbers that the optimizer will use, where they are known.
+        schedule: a digest of the optimizer's hyperparameters at every step, where they are known.
         foreign: whether the training loop is the user's own.
         earlier: the manifest of the tape to be continued, if there is one. The data are digested as
             they were for it.
@@ -357,9 +359,10 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
         tensors["step.micros"] = _int32([len(step.micros) for step in steps])
     if any(m.coefficients is not None for m in micros):
         tensors["coefficients"] = torch.from_numpy(np.concatenate([m.weights for m in micros]))
-    numbers = np.stack([step.numbers for step in steps])
-    constant = bool((numbers == numbers[:1]).all())
-    tensors["numbers"] = torch.from_numpy(numbers[:1].copy() if constant else numbers)
+    hyperparams = np.stack([step.hyperparams for step in steps])
+    constant = bool((hyperparams == hyperparams[:1]).all())
+    kept = hyperparams[:1].copy() if constant else hyperparams
+    tensors["hyperparams"] = torch.from_numpy(kept)
     tensors["epochs"] = _int32([step.epoch for step in steps])
     if any(step.clip for step in steps):
         clip_rows = [clip_to_numbers(step.clip) for step in steps]
@@ -389,14 +392,15 @@ def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) 
         coefficients = np.split(tensors["coefficients"].numpy(), ends)
     micros = [MicroBatch(i, c) for i, c in zip(ids, coefficients)]
     per_step = tensors["step.micros"].tolist() if "step.micros" in tensors else [1] * count
-    numbers = np.broadcast_to(tensors["numbers"].numpy(), (count, *tensors["numbers"].shape[1:]))
+    kept = tensors["hyperparams"].numpy()
+    hyperparams = np.broadcast_to(kept, (count, *kept.shape[1:]))
     clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
     scales = tensors["scales"].tolist() if "scales" in tensors else [1.0] * count
     steps = []
     at = 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
         clip = clip_from_numbers(*clip_rows[t])
-        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip, scales[t]))
+        steps.append(Step(tuple(micros[at : at + size]), hyperparams[t], epoch, clip, scales[t]))
         at += size
     return Segment(first, steps, states, notes.checksum)
 

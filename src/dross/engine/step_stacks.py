@@ -25,7 +25,7 @@ def take_steps(
 ) -> list[State]:
     """The state after each of these steps. On a GPU several of them may be one pass."""
     after: list[State] = []
-    for part in group_steps("training steps", executor, optimizer, state, steps, batches):
+    for part in cut_into_stacks("training steps", executor, optimizer, state, steps, batches):
         k = part.start
         if part.stop - k == 1:
             after.append(take_step(executor, optimizer, state, steps[k], batches[k])[0])
@@ -40,7 +40,7 @@ def _take_together(
     executor: Executor, optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
 ) -> list[State]:
     def take(
-        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes
+        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict
     ) -> tuple[Tensor, dict, dict]:
         now = State(theta, slots, buffers, state.clock)
         states = []
@@ -57,14 +57,13 @@ def _take_together(
         state.theta,
         state.slots,
         state.buffers,
-        # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
-        step.numbers.tobytes(),
+        key=(step.hyperparams.tobytes(),),  # they are captured as they are
     )
     clock = tuple({"step": one["step"] + 1} for one in state.clock)
     return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
 
 
-def group_steps(
+def cut_into_stacks(
     name: str,
     executor: Executor,
     optimizer: Optimizer,
@@ -72,7 +71,7 @@ def group_steps(
     steps: Sequence[Step],
     batches: Sequence[list[LazyBatch]],
 ) -> list[slice]:
-    """Cut steps into parts: STEPS_AT_ONCE steps that can be one pass, or a single step.
+    """Cut steps into stacks of STEPS_AT_ONCE steps that can be one pass, and single steps.
 
     Arguments:
         name: of the pass that takes several steps.
@@ -92,8 +91,8 @@ def group_steps(
     parts = []
     at = 0
     while at < len(steps):
-        row = kinds[at : at + STEPS_AT_ONCE]
-        alike = len(row) == STEPS_AT_ONCE and row[0] is not None and len(set(row)) == 1
+        some = kinds[at : at + STEPS_AT_ONCE]
+        alike = len(some) == STEPS_AT_ONCE and some[0] is not None and len(set(some)) == 1
         parts.append(slice(at, at + (STEPS_AT_ONCE if alike else 1)))
         at = parts[-1].stop
     return parts
@@ -105,7 +104,7 @@ def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
         return None
     if not batches[0].source.capturable:
         return None
-    return len(batches[0].ids), step.numbers.tobytes()
+    return len(batches[0].ids), step.hyperparams.tobytes()
 
 
 def unstack_steps(stacked: State, count: int) -> list[State]:
