@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dross.cleaning.scoring import inputs_in_chunks, last_layer_inputs
 from dross.data.dataset import Instances
 from dross.data.seeds import make_generator, use_seed
-from dross.estimators.simple import as_scores, features, inputs_in_chunks
+from dross.estimators.simple import as_scores
 from dross.influence.query import Query
 from dross.influence.run import Run
 from dross.influence.scores import Scores
@@ -35,8 +36,8 @@ class IsolationForest:
         from sklearn.ensemble import IsolationForest
 
         forest = IsolationForest(random_state=self.seed)
-        forest.fit(features(run, _query_instances(run, query)))
-        values = forest.score_samples(features(run, run.recording.instances))
+        forest.fit(last_layer_inputs(run, _query_instances(run, query)))
+        values = forest.score_samples(last_layer_inputs(run, run.recording.instances))
         return as_scores(run, query, np.asarray(values))
 
 

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +38,11 @@ from torch import Tensor, nn
 from dross import estimators
 from dross._version import __version__
 from dross.distributed.jobs import sweep
+from dross.engine.objective import Buffers, Objective
 from dross.errors import CorruptFile, InputChanged
 from dross.estimators import Estimator
 from dross.influence.counterfactual import Removal
-from dross.influence.query import error_rate, mean_loss
+from dross.influence.query import Query, mean_loss, mean_over
 from dross.influence.run import Run
 from dross.influence.scores import Scores
 from dross.record.train import train
@@ -203,6 +205,15 @@ class Draw:
             for row, value, change in zip(rows, values, changes):
                 row |= {name: float(value), f"{name}_kept": float(value - change)}
         return rows
+
+
+def error_rate(data: Any) -> Query:
+    """The share of a data set that the model's largest output gets wrong. Its derivative is 0."""
+
+    def wrong(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+        return (objective.predict(theta, buffers, x).argmax(-1) != y).double()
+
+    return mean_over("error_rate", data, wrong)
 
 
 def compute(

@@ -177,7 +177,7 @@ def run_replay(experiment: Experiment) -> dict:
     recording, equal, seen, off = run.recording, 0, 0, 0.0
     with recording.executor.training():
         for index, segment in enumerate(recording.segments(range(len(recording.tape.entries)))):
-            reached = recording.replay.state_after(segment, len(segment.steps))
+            reached = recording.segment_replay.state_after(segment, len(segment.steps))
             last = index + 1 == len(recording.tape.entries)
             tape = recording.tape
             expected = tape.end_state() if last else tape.read(index + 1).states[0]

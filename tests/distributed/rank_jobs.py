@@ -164,7 +164,7 @@ def loop(
         assert (skipped > 0) == resume
         averaged = AveragedModel(model.module)
         if kind == "plain":
-            recorder.average(averaged)
+            recorder.watch_average(averaged)
         for epoch in range(p.epochs):
             sampler.set_epoch(epoch)
             if kind == "accumulated":

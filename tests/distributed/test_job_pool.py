@@ -81,7 +81,7 @@ def test_spread_runs_are_the_serial_ones_bit_for_bit(record, small_pieces, tmp_p
     there = run.counterfactual(groups, n_jobs=2)
     assert len(here.chunks) == len(there.chunks) == 3
     for ours, theirs in zip(here.chunks, there.chunks):
-        assert ours.clock == theirs.clock == run.recording.state_at(run.steps).clock
+        assert ours.counters == theirs.counters == run.recording.state_at(run.steps).counters
         for name, tensor in theirs.tensors().items():
             assert torch.equal(ours.tensors()[name], tensor), name
     np.testing.assert_array_equal(here.changes(query(p)), there.changes(query(p)))

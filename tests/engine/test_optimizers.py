@@ -37,8 +37,8 @@ def setting(name: str, steps: int, clip=None):
     pure = read_optimizer(optimizer, optimizer.param_groups).for_layout(layout)
     hyperparams = current_hyperparams(pure, optimizer.param_groups)
     theta = torch.cat([half.detach().flatten() for half in halves])
-    slots, clock = pure.initial(theta, hyperparams)
-    state = State(theta, slots, {}, clock)
+    slots, counters = pure.initial(theta, hyperparams)
+    state = State(theta, slots, {}, counters)
     step = Step((), hyperparams, 0, clip)
     for _ in range(steps):
         g = draw(SIZE, generator=rng)
@@ -88,7 +88,7 @@ def test_push_agrees_with_finite_differences(name, clip):
 
     def after(offset: float) -> State:
         slots = {slot: value + offset * v.slots[slot][0] for slot, value in state.slots.items()}
-        moved = State(state.theta + offset * v.theta[0], slots, {}, state.clock)
+        moved = State(state.theta + offset * v.theta[0], slots, {}, state.counters)
         return advance(pure, moved, step, g + offset * g_dot, {})
 
     for slot in SQUARES & set(state.slots):  # a step of h must not make a square negative

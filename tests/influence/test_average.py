@@ -44,7 +44,7 @@ def averaged_loop(p, options, when, weights=None, folder=None, **recording):
     recorder = None
     if folder is not None:
         recorder = dross.Recorder(model, p.loss, optimizer, path=folder, **recording)
-        recorder.average(averaged)
+        recorder.watch_average(averaged)
     weights = torch.ones(len(p.X), dtype=torch.float64) if weights is None else weights
     for t, ids in enumerate(map(torch.as_tensor, p.batches)):
         if recorder is None:
@@ -180,7 +180,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
     model.train()
     averaged = AveragedModel(model, **options)
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=True)
-    recorder.average(averaged)
+    recorder.watch_average(averaged)
     for t in range(recorder.steps, len(everything)):
         ids = everything[t]
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
@@ -208,7 +208,7 @@ def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
     averaged = AveragedModel(model, **options)
     averaged.update_parameters(model)
     with pytest.raises(NotSupported, match="the tape does not know these updates"):
-        recorder.average(averaged)
+        recorder.watch_average(averaged)
 
 
 def test_an_average_that_does_not_know_the_last_steps_is_forgotten(tmp_path):
@@ -217,7 +217,7 @@ def test_an_average_that_does_not_know_the_last_steps_is_forgotten(tmp_path):
     averaged_loop(p, *AVERAGES["ema"], folder=tmp_path)[1].close()
     model, optimizer = p.start()
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path, resume=True)
-    recorder.average(AveragedModel(model, **AVERAGES["ema"][0]))
+    recorder.watch_average(AveragedModel(model, **AVERAGES["ema"][0]))
     assert Tape(tmp_path).average() is not None
     ids = p.batches[0]
     with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
@@ -249,11 +249,11 @@ def test_what_is_no_average(tmp_path):
     take = lambda recorder, ids: averaged_step(recorder, optimizer, p, ids)
     with dross.Recorder(model, p.loss, optimizer, path=tmp_path / "a") as recorder:
         with pytest.raises(InvalidInput, match="AveragedModel, not Sequential"):
-            recorder.average(model)
+            recorder.watch_average(model)
         late = AveragedModel(model)
         late.update_parameters(model)
         with pytest.raises(NotSupported, match="updated 1 times before it was watched"):
-            recorder.average(late)
+            recorder.watch_average(late)
         take(recorder, p.batches[0])
     with pytest.raises(InvalidInput, match="no averaged weights"):
         recorder.run((p.X, p.Y)).influence(query(p), weights="average")
@@ -262,7 +262,7 @@ def test_what_is_no_average(tmp_path):
     torch.nn.init.normal_(other[0].weight)
     averaged = AveragedModel(model)
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "b")
-    recorder.average(averaged)
+    recorder.watch_average(averaged)
     for ids, source in zip(p.batches, (model, other)):
         take(recorder, ids)
         averaged.update_parameters(source)
@@ -271,7 +271,7 @@ def test_what_is_no_average(tmp_path):
 
     squares = AveragedModel(model, avg_fn=lambda old, new, n: (old**2 + new**2).sqrt())
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "c")
-    recorder.average(squares)
+    recorder.watch_average(squares)
     for ids in p.batches[:2]:
         take(recorder, ids)
         squares.update_parameters(model)
@@ -287,7 +287,7 @@ def test_an_update_before_the_step(tmp_path):
         model, optimizer = p.start()
         averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))
         recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / str(halfway))
-        recorder.average(averaged)
+        recorder.watch_average(averaged)
         for ids in p.batches:
             if not halfway:
                 averaged.update_parameters(model)

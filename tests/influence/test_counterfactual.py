@@ -108,7 +108,7 @@ def test_the_bar_ends_at_the_end(record, monkeypatch, way):
 
         def fails(self, *_):
             if next(steps, None) is None:
-                raise RuntimeError("not with these layers")
+                raise counterfactual._NotSideBySide("not with these layers")
             return False
 
         monkeypatch.setattr(counterfactual.CounterfactualRuns, "_check_replica", fails)

@@ -50,7 +50,7 @@ def check_bitwise(run):
     assert len(recording.tape.entries) == 1
     segment = recording.segment(0)
     with recording.executor.training():
-        end = recording.replay.state_after(segment, len(segment.steps))
+        end = recording.segment_replay.state_after(segment, len(segment.steps))
     expected = recording.tape.end_state().tensors()
     for name, value in end.tensors().items():
         assert torch.equal(value.cpu(), expected[name].cpu()), name

@@ -10,20 +10,21 @@ around. Where there is a validation part, it is the held-out part of every run. 
 holds out another part of the training data, so that most runs learn each instance.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
 import torch
 from sklearn.ensemble import IsolationForest
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.dataset import Instances
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, NotSupported
-from ..estimators.simple import features
 from ..influence.query import expected_error
 from ..influence.query import losses as losses_of
 from ..influence.run import Run
@@ -37,6 +38,7 @@ from .training import MOMENTUM, Pair, Recipe
 _FEWEST_FOLDS = 4  # that runs hold out in turn
 _MOST_QUERIES = 2000  # held-out instances whose own losses are compared
 _INSTANCES_AT_ONCE = 4096
+_INPUTS_AT_ONCE = 1024  # that a model's features are taken of
 _DEVIATIONS = 1.4826  # standard deviations of a normal variable per median absolute value
 _MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are rounding
 
@@ -261,13 +263,49 @@ def outlier_ranks(run: Run, data: Pair) -> np.ndarray:
     """How unusual each instance looks to the model, [N]: 1 the most, 0 the least."""
     learned = run.recording.instances
     try:
-        seen = features(run, Instances(data, learned.device, learned.dtype))
+        seen = last_layer_inputs(run, Instances(data, learned.device, learned.dtype))
     except NotSupported:  # no linear layer to look through: the inputs themselves
         seen = data[0].reshape(len(data[0]), -1).float().numpy()
     anomaly = -IsolationForest(random_state=0).fit(seen).score_samples(seen)
     ranks = np.empty(len(seen))
     ranks[np.argsort(anomaly, kind="stable")] = np.linspace(0, 1, len(seen))
     return ranks
+
+
+def inputs_in_chunks(instances: Instances) -> Iterator[Any]:
+    """The inputs of all instances in order, some at a time, on the run's device."""
+    for start in range(0, len(instances), _INPUTS_AT_ONCE):
+        x, _ = instances[np.arange(start, min(start + _INPUTS_AT_ONCE, len(instances)))]
+        yield x
+
+
+def last_layer_inputs(run: Run, instances: Instances) -> np.ndarray:
+    """The inputs of the model's last linear layer, at the trained model in eval mode.
+
+    Returns:
+        float32 [N, d].
+
+    Raises:
+        NotSupported: the model has no linear layer.
+    """
+    objective = run.recording.objective
+    state = run.recording.state_at(run.steps)
+    linear = [module for module in objective.model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise NotSupported(
+            "The features are the inputs of the model's last linear layer, and this model has none."
+        )
+    seen: list[np.ndarray] = []
+    hook = linear[-1].register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].detach().flatten(1).float().cpu().numpy())
+    )
+    try:
+        with objective.evaluating(), torch.no_grad():
+            for x in inputs_in_chunks(instances):
+                objective.predict(state.theta, state.buffers, x)
+    finally:
+        hook.remove()
+    return np.concatenate(seen)
 
 
 # --- verification ---------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class Instances:
                 else:
                     yield tree_leaves(self[np.arange(start, stop)])[k]
 
-    def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
+    def check_ids(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
         """The ids as int64 [n], or an error that calls them `what`."""
         return check_ids(ids, self.count, what)
 

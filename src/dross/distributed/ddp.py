@@ -60,7 +60,7 @@ def place_among_ranks(k: int, ranks: Reducer) -> int:
     return k * ranks.size + ranks.rank
 
 
-def share_step(
+def gather_micro_batches(
     ranks: Reducer, micros: list[MicroBatch], opens_segment: bool
 ) -> tuple[tuple[MicroBatch, ...], bool]:
     """Every rank's micro-batches, in their places, with their weights in the mean over ranks.

@@ -201,8 +201,13 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> FirstBatch:
         for name, part in layout.split(theta).items()  # type: ignore[attr-defined]
     }
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    layout.alike[0] = True  # no order is known yet
-    with use_seed(theta.device, 0), use_arithmetic(model), torch.enable_grad(), saving_notes():
+    with (
+        layout.ranks_compute_the_same(),  # no order is known yet
+        use_seed(theta.device, 0),
+        use_arithmetic(model),
+        torch.enable_grad(),
+        saving_notes(),
+    ):
         generators = global_generators(theta.device)
         states = [g.get_state() for g in generators]
         gathered = GatheredParameters(layout.units.of, leaves, 1.0)
@@ -211,7 +216,6 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> FirstBatch:
         stochastic = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
         losses = objective.apply_loss(outputs, batch.y)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-    layout.alike[0] = False
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise NotSupported(

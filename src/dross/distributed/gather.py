@@ -174,8 +174,8 @@ class GatheredParameters(Mapping[str, Tensor]):
         self.used.add(name)
         return self._gather(unit, True)[unit.names.index(name)]
 
-    def values_of(self, unit: Unit) -> tuple[Tensor, ...]:
-        """The parameters of a unit once more, as numbers."""
+    def read_detached(self, unit: Unit) -> tuple[Tensor, ...]:
+        """The parameters of a unit once more, as constants."""
         with torch.no_grad():
             return self._gather(unit, False)
 
@@ -254,7 +254,7 @@ def saving_notes() -> saved_tensors_hooks:
     def unpack(kept: Tensor | Saved) -> Tensor:
         if not isinstance(kept, Saved):
             return kept
-        whole = kept.parameters.values_of(kept.unit)[kept.place]
+        whole = kept.parameters.read_detached(kept.unit)[kept.place]
         return whole.as_strided(kept.size, kept.stride, kept.offset)
 
     return saved_tensors_hooks(pack, unpack)
@@ -356,8 +356,7 @@ class GatheringLayout(Layout):
 
     units: Units | None = None
     ranks: ShardReducer | None = None
-    #: whether every rank computes the same, so that the sum over ranks counts it R times
-    alike: list[bool] = field(default_factory=lambda: [False])
+    _alike: list[bool] = field(default_factory=lambda: [False])  # see `ranks_compute_the_same`
 
     @classmethod
     def of(cls, whole: Layout, ranks: ShardReducer, units: Units | None = None) -> Self:
@@ -376,8 +375,23 @@ class GatheringLayout(Layout):
         assert self.units is not None and self.ranks is not None
         sizes = self.ranks.layout.sizes(self.ranks.rank)
         chunks = dict(zip(self.names, theta.split(sizes, -1)))
-        factor = 1 / self.ranks.size if self.alike[0] else 1.0
+        factor = 1 / self.ranks.size if self.is_alike else 1.0
         return GatheredParameters(self.units.of, chunks, factor)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether every rank computes the same now, so that the sum over ranks counts it R times."""
+        return self._alike[0]
+
+    @contextmanager
+    def ranks_compute_the_same(self) -> Iterator[None]:
+        """Inside, `is_alike`."""
+        before = self._alike[0]
+        self._alike[0] = True
+        try:
+            yield
+        finally:
+            self._alike[0] = before
 
 
 @dataclass(frozen=True)
@@ -404,7 +418,7 @@ class ShardedObjective(Objective):
         """
         assert isinstance(parameters, GatheredParameters) and self.gathering.units is not None
         begin = len(parameters.order)
-        expected = [] if self.gathering.alike[0] else self.order
+        expected = [] if self.gathering.is_alike else self.order
 
         def read(unit: Unit, name: str) -> Tensor:
             place = len(parameters.order) - begin
@@ -419,7 +433,7 @@ class ShardedObjective(Objective):
         order = parameters.order[begin:]
         if expected and len(order) != len(expected):
             raise _other_order(expected[len(order)], None)
-        if not self.gathering.alike[0] and not self.order:
+        if not self.gathering.is_alike and not self.order:
             if missing := [name for name in self.layout.names if name not in parameters.used]:
                 raise NotSupported(
                     f"The model computes with '{missing[0]}' without reading it from its module, "
@@ -455,14 +469,8 @@ class ShardedObjective(Objective):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, every rank computes the same: a query is evaluated whole by all of them."""
-        alike = self.gathering.alike
-        before = alike[0]
-        alike[0] = True
-        try:
-            with super().evaluating(), saving_notes():
-                yield
-        finally:
-            alike[0] = before
+        with self.gathering.ranks_compute_the_same(), super().evaluating(), saving_notes():
+            yield
 
 
 class ShardedExecutor(Executor):

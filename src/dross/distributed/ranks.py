@@ -120,7 +120,7 @@ class Reducer:
         """The norm of each vector over theta: [Q, p] -> [Q]."""
         return vectors.norm(dim=1)
 
-    def seed(
+    def query_adjoint(
         self, query: Question, objective: Objective, state: State
     ) -> tuple[Derivative, Tensor]:
         """`query.derivative`, the same on every rank.
@@ -231,14 +231,14 @@ class RankReducer(Reducer):
 
     # --- of a retrace -----------------------------------------------------------------------------
 
-    def seed(
+    def query_adjoint(
         self, query: Question, objective: Objective, state: State
     ) -> tuple[Derivative, Tensor]:
         """The first rank's derivative of the query, so that all start from the same bits."""
         self.check_same_query(query, objective, state)
-        seed, value = query.derivative(objective, state)
-        device = seed.theta.device
-        first = self.from_first(seed.map(lambda t: t.cpu()))
+        adjoint, value = query.derivative(objective, state)
+        device = adjoint.theta.device
+        first = self.from_first(adjoint.map(lambda t: t.cpu()))
         return first.map(lambda t: t.to(device)), value
 
     def check_same_query(self, query: Question, objective: Objective, state: State) -> None:
@@ -311,7 +311,7 @@ class RankReducer(Reducer):
             # the backend's message, without its file name and its advice
             reason = str(error).split("] ", 1)[-1].split(". ")[0]
             raise DrossError(
-                f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one "
+                f"Rank {self.rank} of {self.size} has lost its connection to the others ({reason}): one "
                 "of them has died, or takes longer than the process group's timeout. Its own "
                 "message, if it left one, says why. Start the job again: a retrace continues where "
                 "it was with resume=folder, a recording with resume=True."

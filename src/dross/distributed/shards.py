@@ -205,7 +205,7 @@ class ShardReducer(RankReducer):
         (squares,) = self.sum(vectors.square().sum(1))
         return squares.sqrt()
 
-    def seed(
+    def query_adjoint(
         self, query: Question, objective: Objective, state: State
     ) -> tuple[Derivative, Tensor]:
         """This rank's shard of the query's derivative, and the query's value."""

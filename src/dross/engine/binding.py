@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import NotSupported
 from .optim import Optimizer
-from .state import Clock, Counters, Layout, State
+from .state import Counters, GroupCounters, Layout, State
 from .update_rules import Slots, counter_dtype, flatten_options
 
 
@@ -51,8 +51,8 @@ class TorchBinding:
         hyperparams = self.hyperparams() if hyperparams is None else hyperparams
         buffers = self.layout.read_buffers(self.model)
         theta = self.read_theta() if theta is None else theta
-        slots, clock = self._read_slots(theta, hyperparams)
-        return State(theta, slots, buffers, clock)
+        slots, counters = self._read_slots(theta, hyperparams)
+        return State(theta, slots, buffers, counters)
 
     def read_theta(self) -> Tensor:
         """A copy of theta."""
@@ -68,10 +68,10 @@ class TorchBinding:
         """Leave model and optimizer as if they had taken the steps to this state themselves."""
         self.layout.write(state, self.model)
         if slots:
-            self._write_slots(state.slots, state.clock)
+            self._write_slots(state.slots, state.counters)
 
-    def _read_slots(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, Clock]:
-        """The slots, each [p], and the clock that the torch optimizer holds now.
+    def _read_slots(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, GroupCounters]:
+        """The slots, each [p], and the counters that the torch optimizer holds now.
 
         Where it has not stepped a parameter yet, they are those of a new optimizer.
         """
@@ -79,9 +79,9 @@ class TorchBinding:
         held = {
             name: self.torch_optimizer.state.get(self.parameters[name], {}) for name in layout.names
         }
-        fresh, clock = self.optimizer.initial(theta, hyperparams)
+        fresh, counters = self.optimizer.initial(theta, hyperparams)
         if not any(_has_stepped(state) for state in held.values()):
-            return fresh, clock
+            return fresh, counters
         slots = {}
         for slot, value in fresh.items():
             parts = self.optimizer.split_slot(layout, slot, value, hyperparams)
@@ -89,8 +89,8 @@ class TorchBinding:
                 if held[name].get(slot) is not None:
                     parts[name] = layout.local(held[name][slot].detach()).to(theta.device)
             slots[slot] = torch.cat([part.reshape(-1) for part in parts.values()])
-        counters = []
-        for group, initial in enumerate(clock):
+        read = []
+        for group, initial in enumerate(counters):
             members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
             counts = [_read_counters(held[name], initial) for name in members]
             if any(count != counts[0] for count in counts):
@@ -99,10 +99,10 @@ class TorchBinding:
                     f"({members[0]}: {counts[0]}). dross needs parameters that are stepped "
                     "together; start with a fresh optimizer."
                 )
-            counters.append(counts[0])
-        return slots, tuple(counters)
+            read.append(counts[0])
+        return slots, tuple(read)
 
-    def _write_slots(self, slots: Slots, clock: Clock) -> None:
+    def _write_slots(self, slots: Slots, counters: GroupCounters) -> None:
         hyperparams = self.hyperparams()
         named = {
             slot: self.optimizer.split_slot(self.layout, slot, value, hyperparams)
@@ -121,7 +121,7 @@ class TorchBinding:
             on_device = options[parameter].get("fused") or options[parameter].get("capturable")
             device = parameter.device if on_device else torch.device("cpu")
             if not is_sgd:  # it keeps no counter
-                for counter, value in clock[group].items():
+                for counter, value in counters[group].items():
                     state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)
             self.torch_optimizer.state[parameter] = state
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from .autodiff import jvp
-from .state import Clock, Counters, Derivative, Layout, State
+from .state import Counters, Derivative, GroupCounters, Layout, State
 from .update_rules import (
     Elementwise,
     Hyperparams,
@@ -121,20 +121,20 @@ class Parameterwise:
     flags: Mapping[str, Any]
     shapes: tuple[tuple[torch.Size, ...], ...]  # of the parameters of each group
 
-    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, Clock]:
-        """The slots and the clock of an optimizer that has not stepped yet."""
-        clock = self._initial_clock
-        parameters = self._parameters(clock, hyperparams)
+    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, GroupCounters]:
+        """The slots and the counters of an optimizer that has not stepped yet."""
+        counters = self._initial_counters
+        parameters = self._parameters(counters, hyperparams)
         parts = theta.split([each.shape.numel() for each in parameters], -1)
         fresh = [
             self.formula.initial_slots(part.view(each.shape), each.options)
             for part, each in zip(parts, parameters)
         ]
-        return _join_slots(fresh, theta.shape[:-1]), clock
+        return _join_slots(fresh, theta.shape[:-1]), counters
 
     def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
         """The state after a step with the gradient g."""
-        parameters = self._parameters(state.clock, hyperparams)
+        parameters = self._parameters(state.counters, hyperparams)
 
         def take(theta: Tensor, slots: Slots, g: Tensor) -> tuple[Tensor, Slots]:
             after = [
@@ -147,14 +147,14 @@ class Parameterwise:
         with torch.no_grad():
             several = state.theta.dim() > 1
             theta, slots = (vmap(take) if several else take)(state.theta, state.slots, g)
-        clock = tuple(count_step(counters) for counters in state.clock)
-        return replace(state, theta=theta, slots=slots, clock=clock)
+        counters = tuple(count_step(own) for own in state.counters)
+        return replace(state, theta=theta, slots=slots, counters=counters)
 
     def vjp(
         self, state: State, g: Tensor, hyperparams: list[Hyperparams], after: Derivative
     ) -> tuple[Tensor, Derivative]:
         """d query / d g [Q, p], and d query / d the state before the step."""
-        parameters = self._parameters(state.clock, hyperparams)
+        parameters = self._parameters(state.counters, hyperparams)
         at = _split(parameters, state.theta, g, state.slots)
         adjoints = _split(parameters, after.theta, after.theta, after.slots)
         before: list[tuple[Tensor, Tensor, Slots]] = []
@@ -176,7 +176,7 @@ class Parameterwise:
         g_dot: Tensor,
     ) -> Derivative:
         """How the state after the step moves, from how g and the state before it move."""
-        parameters = self._parameters(state.clock, hyperparams)
+        parameters = self._parameters(state.counters, hyperparams)
         at = _split(parameters, state.theta, g, state.slots)
         tangents = _split(parameters, before.theta, g_dot, before.slots)
         after: list[tuple[Tensor, Slots]] = []
@@ -194,7 +194,7 @@ class Parameterwise:
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]
     ) -> dict[str, Tensor]:
         """A slot by the names of the parameters that have it, each in its own shape."""
-        parameters = self._parameters(self._initial_clock, hyperparams)
+        parameters = self._parameters(self._initial_counters, hyperparams)
         shapes = {
             name: each.slots[slot]
             for name, each in zip(layout.names, parameters)
@@ -204,14 +204,16 @@ class Parameterwise:
         return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
 
     @property
-    def _initial_clock(self) -> Clock:
+    def _initial_counters(self) -> GroupCounters:
         return tuple(self.formula.counters() for _ in self.shapes)
 
-    def _parameters(self, clock: Clock, hyperparams: list[Hyperparams]) -> list["_Parameter"]:
+    def _parameters(
+        self, counters: GroupCounters, hyperparams: list[Hyperparams]
+    ) -> list["_Parameter"]:
         """All parameters, in the order of theta."""
         parameters = []
-        for shapes, counters, h in zip(self.shapes, clock, hyperparams):
-            options = options_at(h, self.flags, counters)
+        for shapes, own, h in zip(self.shapes, counters, hyperparams):
+            options = options_at(h, self.flags, own)
             for shape in shapes:
                 slots = self.formula.shapes(shape, options)
                 parameters.append(_Parameter(shape, slots, options))

@@ -226,7 +226,7 @@ def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
             raise NotSupported(
                 f"The forward pass changes the frozen parameter '{name}'. dross replays buffers "
                 "that a forward pass moves: make it a buffer (register_buffer), or update it "
-                "outside the model, as an AveragedModel does (recorder.average)."
+                "outside the model, as an AveragedModel does (recorder.watch_average)."
             )
 
 

@@ -144,7 +144,11 @@ def _batch_norm(
     *,
     present=None,
 ):
-    """present [B]: only the rows where it is 1 count; None: all of them."""
+    """Batch norm over the rows where `present` [B] is 1; None: over all of them.
+
+    Running statistics are moved here only with `present`. In a plain pass torch's own kernel moves
+    them, and in one that is differentiated twice `watch_statistics` does, outside of this formula.
+    """
     if not training and running_mean is not None:  # linear in its input: torch's rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if present is None:

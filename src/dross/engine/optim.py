@@ -1,6 +1,7 @@
 """An optimizer as a pure function of the state, and how it is read from a torch optimizer."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NoReturn
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..errors import NotSupported
 from .formulas import Parameterwise, update_by_formula
 from .optim_custom import OF_TORCH, find_formula, formula_named
-from .state import Clock, Derivative, Layout, State
+from .state import Derivative, GroupCounters, Layout, State
 from .update_rules import (
     SGD,
     TORCH_STEPPED,
@@ -27,7 +28,6 @@ from .update_rules import (
     read_flags,
 )
 
-SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
 _AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optim.register)"
 
 
@@ -41,6 +41,10 @@ class OptimizerDescription:
     any_momentum: bool
     formula: str | None  # its name, where the optimizer follows one of optim_custom.py
     fused: bool  # it steps with torch's fused kernel, where that rounds differently
+
+    def flag(self, key: str) -> bool:
+        """Whether an option is set; False for one that the optimizer does not have."""
+        return bool(self.flags.get(key, False))
 
     def for_layout(self, layout: Layout) -> "Optimizer":
         """The optimizer of a model with this layout.
@@ -81,12 +85,8 @@ class Optimizer(OptimizerDescription):
         if self.formula is not None:
             formula = formula_named(self.formula)
             return update_by_formula(formula, self.flags, self.group_sizes, self.shapes)
-        flag = lambda key: bool(self.flags.get(key, False))
-        if self.name == "SGD":
-            rule = SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
-        elif self.name in ("Adam", "AdamW"):
-            decoupled = self.name == "AdamW" or flag("decoupled_weight_decay")
-            rule = Adam(flag("amsgrad"), flag("maximize"), decoupled, fused=self.fused)
+        if self.name in CLOSED_FORMS:
+            rule = CLOSED_FORMS[self.name](self)
         else:
             rule = TorchStep(self.name, self.flags)
         return Elementwise(rule, self.group_sizes)
@@ -100,8 +100,8 @@ class Optimizer(OptimizerDescription):
         """The hyperparameters of each group by name."""
         return [dict(zip(self.columns, values)) for values in hyperparams.tolist()]
 
-    def initial(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, Clock]:
-        """The slots and the clock of an optimizer that has not stepped yet."""
+    def initial(self, theta: Tensor, hyperparams: np.ndarray) -> tuple[Slots, GroupCounters]:
+        """The slots and the counters of an optimizer that has not stepped yet."""
         return self._update.initial(theta, self._by_name(hyperparams))
 
     def update(self, state: State, g: Tensor, hyperparams: np.ndarray) -> State:
@@ -131,6 +131,31 @@ class Optimizer(OptimizerDescription):
         """What a tape keeps of it."""
         kept = {field.name: getattr(self, field.name) for field in fields(OptimizerDescription)}
         return OptimizerDescription(**kept)
+
+
+# --- rules in closed form -------------------------------------------------------------------------
+
+
+def _sgd(described: OptimizerDescription) -> Rule:
+    return SGD(described.any_momentum, described.flag("nesterov"), described.flag("maximize"))
+
+
+def _adam(described: OptimizerDescription) -> Rule:
+    return Adam(
+        amsgrad=described.flag("amsgrad"),
+        maximize=described.flag("maximize"),
+        decoupled=described.name == "AdamW" or described.flag("decoupled_weight_decay"),
+        fused=described.fused,
+    )
+
+
+#: the optimizers of torch.optim whose rule is written out (update_rules.py)
+CLOSED_FORMS: dict[str, Callable[[OptimizerDescription], Rule]] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+}
+SUPPORTED = (*CLOSED_FORMS, *TORCH_STEPPED, *OF_TORCH)
 
 
 # --- from a torch optimizer -----------------------------------------------------------------------
@@ -177,7 +202,7 @@ def read_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict]) -> Opti
 _REFUSED = {
     "schedulefree": "it trains at a point between two sequences of weights, and its train() and "
     "eval() exchange the parameters outside of any step. Use AdamW, and "
-    "torch.optim.swa_utils.AveragedModel for an average (recorder.average).",
+    "torch.optim.swa_utils.AveragedModel for an average (recorder.watch_average).",
     "sam$": "each of its steps takes two gradients, the second at weights that it has moved, and "
     "dross follows one gradient per step. Use the optimizer that it wraps.",
     "lbfgs": "its step calls a closure several times, and dross follows one gradient per step. Use "

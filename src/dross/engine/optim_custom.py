@@ -212,8 +212,8 @@ def check_formula(formula: Formula, optimizer: torch.optim.Optimizer) -> None:
             for one in (formula, smooth)
         )
         theta = parameter.detach().clone().flatten()
-        slots, clock = pure.initial(theta, h)
-        state = State(theta, slots, {}, clock)
+        slots, counters = pure.initial(theta, h)
+        state = State(theta, slots, {}, counters)
         for t in range(1, _STEPS + 1):
             g = draw(shape.numel())
             after = _try_update(pure, state, g, h)

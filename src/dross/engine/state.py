@@ -14,7 +14,7 @@ from ..errors import InputChanged
 Named = dict[str, Tensor]
 Buffers = dict[str, Tensor]  # what the forward pass moves, by name
 Counters = dict[str, float]  # of one parameter group: how many steps it has taken, and the like
-Clock = tuple[Counters, ...]  # of all parameter groups
+GroupCounters = tuple[Counters, ...]  # of all parameter groups
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of a model's parameters or buffers, by name
 _SLOT, _BUFFER = "slot.", "buffer."
 
@@ -42,28 +42,28 @@ class State:
     theta: Tensor  # [p]
     slots: Named = field(default_factory=dict)  # the optimizer's memory, each [p]
     buffers: Named = field(default_factory=dict)  # what the forward pass moves, by name
-    clock: Clock = ()  # the optimizer's counters, one dict per parameter group
+    counters: GroupCounters = ()  # the optimizer's counters, one dict per parameter group
 
     def tensors(self) -> Named:
         """Its tensors under the names that files know them by."""
         return name_parts(self.theta, self.slots, self.buffers)
 
     @staticmethod
-    def from_tensors(named: Named, clock: Clock) -> "State":
+    def from_tensors(named: Named, counters: GroupCounters) -> "State":
         """The state whose `tensors` these are."""
-        return State(*split_parts(named), clock)
+        return State(*split_parts(named), counters)
 
     @staticmethod
     def stack(states: "Sequence[State]") -> "State":
-        """With a leading axis, of models or of steps, and the first one's clock."""
+        """With a leading axis, of models or of steps, and the first one's counters."""
         named = [state.tensors() for state in states]
         stacked = {name: torch.stack([one[name] for one in named]) for name in named[0]}
-        return State.from_tensors(stacked, states[0].clock)
+        return State.from_tensors(stacked, states[0].counters)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "State":
         """The state with every tensor changed."""
         changed = {name: change(t) for name, t in self.tensors().items()}
-        return State.from_tensors(changed, self.clock)
+        return State.from_tensors(changed, self.counters)
 
     @property
     def nbytes(self) -> int:

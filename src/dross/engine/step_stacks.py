@@ -42,7 +42,7 @@ def _take_together(
     def take(
         each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict
     ) -> tuple[Tensor, dict, dict]:
-        now = State(theta, slots, buffers, state.clock)
+        now = State(theta, slots, buffers, state.counters)
         states = []
         for batch in each:
             now, _, _ = take_step(executor, optimizer, now, step, [batch])
@@ -59,8 +59,8 @@ def _take_together(
         state.buffers,
         key=(step.hyperparams.tobytes(),),  # they are captured as they are
     )
-    clock = tuple({"step": one["step"] + 1} for one in state.clock)
-    return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
+    counters = tuple({"step": one["step"] + 1} for one in state.counters)
+    return unstack_steps(State(theta, slots, buffers, counters), len(batches.batches))
 
 
 def cut_into_stacks(
@@ -86,7 +86,7 @@ def cut_into_stacks(
         and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
     )
     kinds = [_kind(step, micros) if possible else None for step, micros in zip(steps, batches)]
-    if kinds and start.clock and start.clock[0].get("step") == 0:
+    if kinds and start.counters and start.counters[0].get("step") == 0:
         kinds[0] = None  # the first step of momentum is another formula
     parts = []
     at = 0
@@ -108,6 +108,6 @@ def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
 
 
 def unstack_steps(stacked: State, count: int) -> list[State]:
-    """Each step's state, its clock one further than the one before."""
-    clocks = [tuple({"step": one["step"] + k} for one in stacked.clock) for k in range(count)]
-    return [replace(stacked.map(lambda t, k=k: t[k]), clock=clocks[k]) for k in range(count)]
+    """Each step's state, its counters one further than the one before."""
+    counters = [tuple({"step": one["step"] + k} for one in stacked.counters) for k in range(count)]
+    return [replace(stacked.map(lambda t, k=k: t[k]), counters=counters[k]) for k in range(count)]

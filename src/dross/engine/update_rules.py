@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .state import Clock, Counters, Derivative, Layout, State
+from .state import Counters, Derivative, GroupCounters, Layout, State
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
 Hyperparams = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
@@ -415,8 +415,8 @@ class Elementwise:
     rule: Rule
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each group
 
-    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, Clock]:
-        """The slots, each [p], and the clock of an optimizer that has not stepped yet."""
+    def initial(self, theta: Tensor, hyperparams: list[Hyperparams]) -> tuple[Slots, GroupCounters]:
+        """The slots, each [p], and the counters of an optimizer that has not stepped yet."""
         parts = theta.split(self.group_sizes, -1)
         groups = [self.rule.initial(part, h) for part, h in zip(parts, hyperparams)]
         names = groups[0][0]
@@ -425,16 +425,16 @@ class Elementwise:
 
     def update(self, state: State, g: Tensor, hyperparams: list[Hyperparams]) -> State:
         """The state after a step with the gradient g."""
-        clock = list(state.clock)
+        counters = list(state.counters)
 
         def step(group: int, at: Named, slots: Slots) -> Slots:
-            theta, slots, clock[group] = self.rule.update(
-                at["theta"], slots, state.clock[group], at["g"], hyperparams[group]
+            theta, slots, counters[group] = self.rule.update(
+                at["theta"], slots, state.counters[group], at["g"], hyperparams[group]
             )
             return {"theta": theta, **slots}
 
         slots = self._chunked(step, {"theta": state.theta, "g": g}, state.slots)
-        return replace(state, theta=slots.pop("theta"), slots=slots, clock=tuple(clock))
+        return replace(state, theta=slots.pop("theta"), slots=slots, counters=tuple(counters))
 
     def vjp(
         self, state: State, g: Tensor, hyperparams: list[Hyperparams], after: Derivative
@@ -471,7 +471,9 @@ class Elementwise:
     def _table(
         self, state: State, hyperparams: list[Hyperparams], group: int, at: Named, slots: Slots
     ) -> Table:
-        return self.rule.table(at["theta"], slots, state.clock[group], at["g"], hyperparams[group])
+        return self.rule.table(
+            at["theta"], slots, state.counters[group], at["g"], hyperparams[group]
+        )
 
     def split_slot(
         self, layout: Layout, slot: str, value: Tensor, hyperparams: list[Hyperparams]

@@ -160,8 +160,8 @@ class InfluenceFunction:
         recording = run.recording
         query = as_query(query)
         state = recording.state_at(run.steps)
-        seed, value = query.derivative(recording.objective, state)
-        u = seed.theta
+        adjoint, value = query.derivative(recording.objective, state)
+        u = adjoint.theta
         rng = np.random.default_rng(self.seed)
         count = len(run)
         gradients = InstanceGradients(recording, state, penalty=self.penalty)

@@ -68,8 +68,8 @@ class TracIn:
         for epoch in range(steps.oldest, steps.newest + 1):
             last = start_of_epoch(recording.tape, epoch + 1) - 1
             state = recording.state_at(last + 1)
-            seed, value = query.derivative(recording.objective, state)
-            products = InstanceGradients(recording, state, penalty=True).products(seed.theta)
+            adjoint, value = query.derivative(recording.objective, state)
+            products = InstanceGradients(recording, state, penalty=True).products(adjoint.theta)
             rows.append(_rate_per_instance(recording, last) * products)
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
         return Scores.of_query(
@@ -84,8 +84,6 @@ class TracIn:
 
 def _rate_per_instance(recording: Recording, t: int) -> float:
     """eta_t/|S_t|."""
-    ends = [entry.stop for entry in recording.tape.entries]
-    segment = recording.tape.read(next(k for k, end in enumerate(ends) if t < end))
-    step = segment.steps[t - segment.first]
+    step = recording.tape.step(t)
     rate = float(step.hyperparams[0, recording.optimizer.columns.index("lr")])
     return rate / max(len(step.ids), 1)

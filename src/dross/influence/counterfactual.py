@@ -29,7 +29,7 @@ from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
 from ..engine.device import available_memory
 from ..engine.memory import run_if_it_fits
 from ..engine.norms import statistics_of
-from ..engine.state import Clock, State
+from ..engine.state import GroupCounters, State
 from ..engine.step import Step, sum_over_batches, take_step
 from ..engine.step import advance as advance_state
 from ..engine.tolerance import ONE_PERCENT, OTHER_ORDER, is_close, size
@@ -153,15 +153,15 @@ def counterfactual(
     """
     if not isinstance(groups, Iterable):
         raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
-    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
+    checked = [np.unique(recording.instances.check_ids(group, "Ids to remove")) for group in groups]
     if not checked:
         raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
     runs = CounterfactualRuns(recording, steps, removal, options.progress)
     if not options.in_pieces:
         return Counterfactual(tuple(checked), recording, tuple(runs.chunks(checked)))
     packed = _sweep(runs.pack, runs.settings, (), checked, options)
-    clock = recording.state_at(steps.stop).clock  # counts steps: the same for every model
-    chunks = [chunk for part in packed for chunk in _unpack(part, clock, recording.device)]
+    counters = recording.state_at(steps.stop).counters  # counts steps: the same for every model
+    chunks = [chunk for part in packed for chunk in _unpack(part, counters, recording.device)]
     return Counterfactual(tuple(checked), recording, tuple(chunks))
 
 
@@ -252,11 +252,9 @@ class CounterfactualRuns:
                     for states in self._chunks_side_by_side(groups, advance):
                         yield states
                         done += len(states.theta) - 1
-                except (DrossError, torch.OutOfMemoryError):
-                    raise
-                except (RuntimeError, ValueError, NotImplementedError) as error:
+                except _NotSideBySide as reason:
                     warnings.warn(
-                        f"Many copies of this model cannot run at once ({first_line(error)}): "
+                        f"Many copies of this model cannot run at once ({reason}): "
                         f"{len(groups)} counterfactual runs will be done one after the other, "
                         "which takes longer and gives the same numbers.",
                         DrossWarning,
@@ -302,7 +300,7 @@ class CounterfactualRuns:
         executor = recording.executor
         optimizer = recording.optimizer
         state = self.start
-        total = self.model.add(None, state, self.steps.first)
+        total = self.model.add_state(None, state, self.steps.first)
         with executor.training():
             for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
                 left = self._what_is_left(step, batches, group)
@@ -312,7 +310,7 @@ class CounterfactualRuns:
                     raise NotSupported(
                         f"Step {t} cannot be taken with what is left of its batch: {error}"
                     ) from error
-                total = self.model.add(total, state, t + 1)
+                total = self.model.add_state(total, state, t + 1)
                 advance(1)
         _check_finite(state)
         if not len(group):
@@ -338,7 +336,7 @@ class CounterfactualRuns:
         cut = self.removal == "data"
         present = torch.from_numpy(self._present(groups)).to(recording.device)
         state = self.start.map(lambda t: t.expand(len(groups), *t.shape).contiguous())
-        total = self.model.add(None, state, self.steps.first)
+        total = self.model.add_state(None, state, self.steps.first)
         checked = False  # whether a step of the replica was compared with that step taken alone
         with executor.training(), _taken_back_on_error(advance) as advance:
             for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
@@ -347,14 +345,14 @@ class CounterfactualRuns:
 
                 def gradients(batch: LazyBatch, buffers: Buffers, state=state, step=step):
                     w = present[:, batch.ids.to(recording.device)].to(batch.c)  # [K, B]
-                    return executor.gradients(
-                        state.theta, buffers, batch.scaled(step.scale), w, cut
-                    )
+                    batch = batch.scaled(step.scale)
+                    with _reasons_of_vmap():
+                        return executor.gradients(state.theta, buffers, batch, w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
                 checked = checked or self._check_replica(state, g, step, batches)
                 state = advance_state(optimizer, state, step, g, buffers)
-                total = self.model.add(total, state, t + 1)
+                total = self.model.add_state(total, state, t + 1)
                 advance(len(groups) - 1)
         _check_finite(state)
         return self.model.of_runs(total, state)
@@ -399,11 +397,12 @@ class CounterfactualRuns:
                 continue
             loaded = batch.load()
             w = _as_weights(mask, batch)[None]
-            together, _ = executor.splitter.gradients(loaded, one.theta, one.buffers, w, True)
+            with _reasons_of_vmap():
+                together, _ = executor.splitter.gradients(loaded, one.theta, one.buffers, w, True)
             rest = loaded.select(mask)
             alone, _, _ = executor.splitter.gradient(rest, self.start.theta, self.start.buffers)
             if not is_close(together[0], alone, ONE_PERCENT):
-                raise RuntimeError("its layers see the removed instances of a batch")
+                raise _NotSideBySide("its layers see the removed instances of a batch")
 
     def _check_replica(
         self, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]
@@ -419,7 +418,7 @@ class CounterfactualRuns:
         replica = state.map(lambda t: t[0])
         _, alone, _ = take_step(executor, optimizer, replica, step, left)
         if not is_close(g[0], alone, OTHER_ORDER):
-            raise RuntimeError("inside vmap it takes a different step than alone")
+            raise _NotSideBySide("inside vmap it takes a different step than alone")
         return size(alone, OTHER_ORDER) > 0
 
     # --- how many fit -----------------------------------------------------------------------------
@@ -455,6 +454,24 @@ class CounterfactualRuns:
         if recording.memory_limit is not None:
             available = min(available, recording.memory_limit - each)  # the replica beside them
         return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
+
+
+class _NotSideBySide(Exception):
+    """Why many copies of the model cannot run in one pass."""
+
+
+@contextmanager
+def _reasons_of_vmap() -> Iterator[None]:
+    """Inside a pass of many models: what vmap cannot do with the model is `_NotSideBySide`.
+
+    Around every step and not just the first, since a batch of another size may be another matter.
+    """
+    try:
+        yield
+    except (DrossError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise _NotSideBySide(first_line(error)) from error
 
 
 @contextmanager
@@ -537,7 +554,9 @@ def _digest(groups: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Iterator[State]:
+def _unpack(
+    named: dict[str, Tensor], counters: GroupCounters, device: torch.device
+) -> Iterator[State]:
     """The chunks that `CounterfactualRuns.pack` packed."""
     for k in sorted({int(name.split("/")[0]) for name in named}):
         prefix = f"{k}/"
@@ -546,4 +565,4 @@ def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Ite
             for name, t in named.items()
             if name.startswith(prefix)
         }
-        yield State.from_tensors(tensors, clock)
+        yield State.from_tensors(tensors, counters)

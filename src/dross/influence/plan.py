@@ -167,7 +167,7 @@ def count_replays(recording: Recording, steps: StepRange) -> tuple[int, int, int
             repetitions = max(repetitions, 1)
             states_at_once = max(states_at_once, len(segment.states))
             continue
-        capacity = recording.replay.capacity(segment, last)
+        capacity = recording.segment_replay.capacity(segment, last)
         cost = schedule.replay_cost(last, capacity, begin, last == len(segment.steps))
         alone = [segment.steps[k] for k in cost.without_gradient]
         taken += cost.steps + sum(needs_gradient(recording.optimizer, step) for step in alone)

@@ -104,7 +104,7 @@ class Query:
         return _combine([value.movedim(0, -1) for value in values], self.added)
 
     def derivative(self, objective: Objective, state: State) -> tuple[Derivative, Tensor]:
-        """The derivative of the query with respect to the state: the seed of a retrace.
+        """The derivative of the query with respect to the state: what a retrace begins with.
 
         Arguments:
             objective: of the run.
@@ -145,8 +145,8 @@ class Query:
                 rows.append(row)
         a_theta, *a_buffers = [widen(torch.cat(parts)) for parts in zip(*rows)]
         slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
-        seed = Derivative(a_theta, slots, dict(zip(floating, a_buffers)))
-        return seed, _combine(values, self.added)
+        adjoint = Derivative(a_theta, slots, dict(zip(floating, a_buffers)))
+        return adjoint, _combine(values, self.added)
 
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:
         try:
@@ -217,7 +217,7 @@ def mean_loss(data: Any) -> Query:
     Raises:
         InvalidInput: where the data cannot be used, once the query is evaluated.
     """
-    return _average("mean_loss", data, _losses)
+    return mean_over("mean_loss", data, _losses)
 
 
 def expected_error(data: Any, *, scale: float = 1.0) -> Query:
@@ -252,19 +252,7 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         return bound_losses(_losses(objective, theta, buffers, x, y), scale)
 
     name = "expected_error" if scale == 1 else f"expected_error(scale={scale:g})"
-    return _average(name, data, bounded)
-
-
-def error_rate(data: Any) -> Query:
-    """The share of a data set that the model's largest output gets wrong.
-
-    For `evaluate` only: its derivative is 0.
-    """
-
-    def wrong(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-        return (objective.predict(theta, buffers, x).argmax(-1) != y).double()
-
-    return _average("error_rate", data, wrong)
+    return mean_over(name, data, bounded)
 
 
 def losses(data: Any) -> Query:
@@ -350,7 +338,7 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
 OfInstances = Callable[[Objective, Tensor, Buffers, Any, Any], Tensor]
 
 
-def _average(name: str, data: Any, of_each: OfInstances) -> Query:
+def mean_over(name: str, data: Any, of_each: OfInstances) -> Query:
     """The mean of of_each(objective, theta, buffers, x, y), one number per instance."""
     read = _Source(data)
 

@@ -75,12 +75,14 @@ def retrace(
     )
     recording.check_unchanged()
     model = recording.model(weights, step)
-    seed, value = ranks.seed(query, recording.objective, model.state)
-    length = ranks.lengths(seed.theta)
-    file = None if resume is None else CheckpointFile(Path(resume), recording, question, seed)
-    totals = ScoreTotals(recording, ranks, steps, len(seed.theta), file)
-    adjoint, position = totals.resume(model.begin(seed))
-    del seed  # as large as the adjoint
+    query_adjoint, value = ranks.query_adjoint(query, recording.objective, model.state)
+    length = ranks.lengths(query_adjoint.theta)
+    file = (
+        None if resume is None else CheckpointFile(Path(resume), recording, question, query_adjoint)
+    )
+    totals = ScoreTotals(recording, ranks, steps, len(query_adjoint.theta), file)
+    adjoint, position = totals.resume(model.begin(query_adjoint))
+    del query_adjoint  # as large as the adjoint
     recording = ranks.divide(recording, steps.stop)
     show = progress and ranks.rank == 0
     bar = progress_bar("retracing", position - steps.first, show=show)
@@ -225,12 +227,12 @@ def reverse_steps(
         )
         return before, [terms]
     stacked = State.stack(block.states[part])
-    clock = block.states[k].clock
+    counters = block.states[k].counters
 
     def go_back(each: Sequence[AnyBatch], theta, slots, buffers, a_theta, a_slots, a_buffers):
         adjoint = Derivative(a_theta, a_slots, a_buffers)
         terms = []
-        states = unstack_steps(State(theta, slots, buffers, clock), len(each))
+        states = unstack_steps(State(theta, slots, buffers, counters), len(each))
         for batch, state in zip(reversed(each), reversed(states)):
             adjoint, own = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
             terms.append(own)

@@ -141,7 +141,7 @@ class Run:
             InvalidInput: where the query does not fit the model, the tape does not hold those epochs,
                 or resume=True and the tape is read from a URL.
             NotSupported: where the run cannot be held in shards.
-            Diverged: where the run magnifies every change without limit.
+            Diverged: where the adjoint overflows: the run magnifies small changes without limit.
             DrossError: where the tape is damaged, or the model or the data have changed.
         """
         scores = retrace(
@@ -303,7 +303,7 @@ class Run:
         return compare(ids, scores.values[..., ids], actual)
 
     def _ids(self, instances: Any) -> np.ndarray:
-        ids = self.recording.instances.check(instances)
+        ids = self.recording.instances.check_ids(instances)
         if len(ids) == 0:
             raise InvalidInput("Pass at least one instance id.")
         return ids

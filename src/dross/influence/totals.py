@@ -52,7 +52,11 @@ class CheckpointFile:
     """The checkpoint of one retrace, kept in a folder."""
 
     def __init__(
-        self, folder: Path, recording: Recording, question: dict[str, Any], seed: Derivative
+        self,
+        folder: Path,
+        recording: Recording,
+        question: dict[str, Any],
+        query_adjoint: Derivative,
     ):
         """Name the file by all that the bits of the scores depend on.
 
@@ -64,7 +68,7 @@ class CheckpointFile:
         everything = {
             **question,
             "tape": [tape.manifest.id, *digests],
-            "seed": digest_tensors(seed.tensors()),
+            "query_adjoint": digest_tensors(query_adjoint.tensors()),
             "torch": torch.__version__,
             "device": recording.device.type,
         }
@@ -212,8 +216,8 @@ class _Terms:
 
 def _not_finite(t: int) -> Diverged:
     return Diverged(
-        f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies "
-        "every change without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
+        f"The adjoint overflowed at step {t}: going back, each step multiplies it, and in this run "
+        "it grows without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
         "or use float64.",
         step=t,
     )

@@ -52,8 +52,8 @@ class DrawnIds:
         return np.asarray(self._drawn.popleft(), dtype=np.int64)
 
 
-def note_ids(loader: Any) -> DrawnIds:
-    """Note the ids that this loader draws from now on.
+def replace_batch_sampler(loader: Any) -> DrawnIds:
+    """Give a loader a batch sampler that notes the ids it draws from now on.
 
     Raises:
         InvalidInput: for something that is not a DataLoader.

@@ -34,7 +34,7 @@ from ..record.recorder import Recorder
 from ..record.watch import LossHandle
 from ..tape.retention import Keep
 from ..tape.writer import rewind
-from .drawn_ids import DrawnIds, note_ids
+from .drawn_ids import DrawnIds, replace_batch_sampler
 
 
 class DrossCallback(Callback):
@@ -94,7 +94,7 @@ class DrossCallback(Callback):
 
         def noted() -> Any:
             self._loader = load()
-            self._drawn = note_ids(self._loader)
+            self._drawn = replace_batch_sampler(self._loader)
             return self._loader
 
         self._patch(source, "dataloader", noted)

@@ -31,7 +31,7 @@ from ..influence.run import Run, load
 from ..record.recorder import Recorder
 from ..record.watch import LossHandle
 from ..tape.retention import Keep
-from .drawn_ids import DrawnIds, note_ids
+from .drawn_ids import DrawnIds, replace_batch_sampler
 
 
 class DrossCallback(Callback):
@@ -94,7 +94,7 @@ class DrossCallback(Callback):
 
     def _begin(self, net: Any, loader: Any) -> Any:
         """The training data are known: begin the recording."""
-        self._drawn: DrawnIds = note_ids(loader)
+        self._drawn: DrawnIds = replace_batch_sampler(loader)
         dataset = loader.dataset
         self._rows = np.arange(len(dataset))
         while isinstance(dataset, Subset):  # what is left of X beside the net's validation part

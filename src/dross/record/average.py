@@ -25,7 +25,7 @@ class AverageWatch:
         """earlier: what a tape to be continued knows of the average, which is restored to it."""
         if not isinstance(averaged, AveragedModel):
             raise InvalidInput(
-                "recorder.average takes a torch.optim.swa_utils.AveragedModel, not "
+                "recorder.watch_average takes a torch.optim.swa_utils.AveragedModel, not "
                 f"{type(averaged).__name__}."
             )
         self.averaged = averaged

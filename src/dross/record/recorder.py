@@ -376,11 +376,11 @@ class Recorder:
         yield self._watch.declare_clip(clip)
         self._watch.gradients.accept()
 
-    def average(self, averaged: AveragedModel) -> None:
+    def watch_average(self, averaged: AveragedModel) -> None:
         """Watch averaged weights, so that they can be queried: run.influence(query, weights="average").
 
             averaged = torch.optim.swa_utils.AveragedModel(model)
-            recorder.average(averaged)          # then train, and call averaged.update_parameters
+            recorder.watch_average(averaged)          # then train, and call averaged.update_parameters
 
         Arguments:
             averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
@@ -398,7 +398,7 @@ class Recorder:
         if watch.count and earlier is None:
             raise NotSupported(
                 f"The averaged model was updated {watch.count} times before it was watched, and "
-                "the tape does not know these updates. Call recorder.average before training, or "
+                "the tape does not know these updates. Call recorder.watch_average before training, or "
                 "begin a new average."
             )
         self._watch.average = watch

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .._checks import check_count
 from ..data.batch import Batch
 from ..data.dataset import Instances
 from ..distributed.ranks import Reducer
@@ -20,10 +19,8 @@ from ..engine.precision import MATH, PassNotes
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
-from ..errors import Diverged, DrossWarning, InvalidInput, NotSupported
-from ..tape.retention import Keep
+from ..errors import Diverged, DrossWarning, NotSupported
 
-_MAX_EPOCH = 2**31 - 1
 _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
@@ -148,28 +145,6 @@ def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> 
             "The first batch is not what the data set gives for its ids. Record the inputs as the "
             "data set has them and pass random transforms as augment=, which is replayed."
         )
-
-
-def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
-    """The epoch of a step, where `before` is that of the step before it."""
-    if epoch is None and keep.last_epochs is not None:
-        raise InvalidInput(
-            "LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch)."
-        )
-    if epoch is not None:
-        epoch = check_count(
-            epoch,
-            "epoch",
-            at_most=_MAX_EPOCH,
-            because="a tape keeps it as a 32-bit number",
-            at_least=0,
-        )
-        if epoch < before:
-            raise InvalidInput(
-                f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of "
-                "a run."
-            )
-    return before if epoch is None else epoch
 
 
 def check_finite(

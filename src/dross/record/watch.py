@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from .._checks import check_count
 from ..data.batch import Batch, MicroBatch
 from ..data.fingerprint import checksum
 from ..data.seeds import use_seed
@@ -26,11 +27,13 @@ from ..engine.precision import Autocast, observe_autocast
 from ..engine.state import Layout, State
 from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
+from ..tape.retention import Keep
 from .average import AverageWatch
-from .replayable import check_epoch, check_finite, check_replayable, compare_attention
+from .replayable import check_finite, check_replayable, compare_attention
 from .user_loop import LoopTape, UserLoop
 
 _STEPS_BETWEEN_REHEARSALS = 32  # at least
+_MAX_EPOCH = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class StepWatch:
 
     def set_epoch(self, epoch: int | None) -> None:
         """Note the epoch of the next micro-batch, as the loop gives it."""
-        self._epoch = check_epoch(epoch, self._epoch, self.loop.keep)
+        self._epoch = _check_epoch(epoch, self._epoch, self.loop.keep)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -335,7 +338,7 @@ class StepWatch:
         pure = binding.optimizer
         check_same_structure(pure, read_optimizer(self.loop.optimizer, binding.groups))
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
-        all_micros, opens = ddp.share_step(ranks, own, writer.opens_segment())
+        all_micros, opens = ddp.gather_micro_batches(ranks, own, writer.opens_segment())
         step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
@@ -558,3 +561,25 @@ def _skips_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a fused optimizer leaves the parameters alone in the step that it is taking."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and float(found_inf) > 0
+
+
+def _check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
+    """The epoch of a step, where `before` is that of the step before it."""
+    if epoch is None and keep.last_epochs is not None:
+        raise InvalidInput(
+            "LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch)."
+        )
+    if epoch is not None:
+        epoch = check_count(
+            epoch,
+            "epoch",
+            at_most=_MAX_EPOCH,
+            because="a tape keeps it as a 32-bit number",
+            at_least=0,
+        )
+        if epoch < before:
+            raise InvalidInput(
+                f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of "
+                "a run."
+            )
+    return before if epoch is None else epoch

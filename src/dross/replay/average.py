@@ -24,15 +24,15 @@ class FinalModel:
     state: State
     enters_once = True  # the query's derivative, at the end
 
-    def begin(self, seed: Derivative) -> Derivative:
+    def begin(self, query_adjoint: Derivative) -> Derivative:
         """The adjoint that a retrace begins with."""
-        return seed
+        return query_adjoint
 
     def enter(self, adjoint: Derivative, t: int) -> Derivative:
         """The adjoint after t steps, with what the query adds to it there: nothing."""
         return adjoint
 
-    def add(self, total: State | None, state: State, t: int) -> State | None:
+    def add_state(self, total: State | None, state: State, t: int) -> State | None:
         """Nothing of a counterfactual run's states is added up."""
         return None
 
@@ -47,7 +47,9 @@ class Average:
 
     state: State  # the averaged model; its slots are those of the run's end, and not used
     record: AverageRecord
-    _seed: Derivative = field(init=False, repr=False)  # the query's derivative at the average
+    _query_adjoint: Derivative = field(
+        init=False, repr=False
+    )  # the query's derivative at the average
     enters_once = False
 
     @cached_property
@@ -65,27 +67,27 @@ class Average:
 
     # --- of a retrace -----------------------------------------------------------------------------
 
-    def begin(self, seed: Derivative) -> Derivative:
-        """The adjoint that a retrace begins with: 0. The seed enters where it was averaged."""
-        self._seed = seed
-        return seed.map(torch.zeros_like)
+    def begin(self, query_adjoint: Derivative) -> Derivative:
+        """The adjoint that a retrace begins with: 0. The query's enters where it was averaged."""
+        self._query_adjoint = query_adjoint
+        return query_adjoint.map(torch.zeros_like)
 
     def enter(self, adjoint: Derivative, t: int) -> Derivative:
         """The adjoint after t steps, with W_t times the query's derivative at the average."""
-        seed = self._seed
+        query_adjoint = self._query_adjoint
         if (weight := self.weights.get(t)) is not None:
-            adjoint = replace(adjoint, theta=adjoint.theta + weight * seed.theta)
+            adjoint = replace(adjoint, theta=adjoint.theta + weight * query_adjoint.theta)
         if (weight := self.buffer_weights.get(t)) is None:
             return adjoint
         buffers = {}
-        for name, a in seed.buffers.items():
+        for name, a in query_adjoint.buffers.items():
             added = weight * a
             buffers[name] = adjoint.buffers[name] + added if name in adjoint.buffers else added
         return replace(adjoint, buffers=buffers)
 
     # --- of counterfactual runs -------------------------------------------------------------------
 
-    def add(self, total: State | None, state: State, t: int) -> State | None:
+    def add_state(self, total: State | None, state: State, t: int) -> State | None:
         """The weighted sum of a run's states so far, with the state after t steps."""
         weight = self.weights.get(t, 0.0)
         of_buffers = self.buffer_weights.get(t, 0.0)

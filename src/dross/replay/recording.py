@@ -153,7 +153,7 @@ class Recording:
                 if k + 1 < len(segment.states):
                     state = segment.states[k + 1]
                     check_same(after, state, segment.first + k + 1, self.tape)
-            self.replay.check_end(index, state, segment)
+            self.segment_replay.check_end(index, state, segment)
 
     def walk_backward(self, first: int, stop: int, position: int) -> Iterator[Block]:
         """Steps first..stop-1 in blocks, the last block first, each compared with the tape.
@@ -162,13 +162,13 @@ class Recording:
         """
         for index, segment in self.segments_backward(first, position):
             if position < min(stop, segment.end):
-                self.replay.check_segment(index, segment)
-            for block in self.replay.blocks(index, segment, first, position):
+                self.segment_replay.check_segment(index, segment)
+            for block in self.segment_replay.blocks(index, segment, first, position):
                 yield block.from_step(first)
                 del block  # before the next one is made
 
     @property
-    def replay(self) -> SegmentReplay:
+    def segment_replay(self) -> SegmentReplay:
         """Takes the steps of segments again."""
         return SegmentReplay(self)
 
@@ -216,7 +216,7 @@ class Recording:
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
         with self.executor.training():
-            return self.replay.state_after(segment, t - segment.first)
+            return self.segment_replay.state_after(segment, t - segment.first)
 
     def model(self, weights: str, step: int | None = None) -> FinalModel | Average:
         """The model that is queried.
@@ -237,7 +237,7 @@ class Recording:
         record = self.tape.average()
         if record is None or not len(record.steps):
             raise InvalidInput(
-                "The tape has no averaged weights: call recorder.average(averaged) before "
+                "The tape has no averaged weights: call recorder.watch_average(averaged) before "
                 "training, and averaged.update_parameters(model) between steps."
             )
         layout = self.objective.layout
@@ -272,7 +272,7 @@ class Recording:
             return [state.map(self._move) for state in states]
         together = State.stack(states).map(self._move)  # one transfer for all of them
         moved = [
-            replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock)
+            replace(together.map(lambda t, k=k: t[k].clone()), counters=state.counters)
             for k, state in enumerate(states)
         ]
         for state in moved:

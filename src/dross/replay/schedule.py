@@ -83,7 +83,7 @@ def replay_cost(steps: int, capacity: int, begin: int = 0, check_end: bool = Tru
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps first..stop-1, of the epochs oldest..newest; the model is asked after `stop` steps."""
+    """Steps first..stop-1, of the epochs oldest..newest; the model is queried after `stop` steps."""
 
     first: int
     stop: int
@@ -127,7 +127,7 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         raise InvalidInput(f"epochs must be at least 1, not {epochs}.")
     if stop == tape.first:
         return (0, 0)
-    newest = _epoch_of(tape, stop - 1)
+    newest = tape.step(stop - 1).epoch
     oldest = tape.entries[0].epochs[0]
     if epochs is None:
         return (oldest, newest)
@@ -135,13 +135,6 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         kept = newest - oldest + 1
         raise InvalidInput(f"The tape keeps only the last {kept} epochs; {epochs} were asked for.")
     return (max(oldest, newest - epochs + 1), newest)
-
-
-def _epoch_of(tape: Tape, t: int) -> int:
-    """The epoch of step t."""
-    ends = (entry.stop for entry in tape.entries)
-    segment = tape.read(next(index for index, end in enumerate(ends) if t < end))
-    return segment.steps[t - segment.first].epoch
 
 
 def start_of_epoch(tape: Tape, epoch: int) -> int:

@@ -295,21 +295,21 @@ def encode_notes(notes: Struct | None) -> dict[str, str]:
 
 _STATE_PREFIX = "state."
 
-SavedClock = tuple[dict[str, int | float], ...]
+SavedCounters = tuple[dict[str, int | float], ...]
 
 
 class SegmentNotes(Struct, frozen=True):
     """What a segment's file holds besides its tensors."""
 
     steps: int
-    clocks: tuple[SavedClock, ...]  # of the states
+    counters: tuple[SavedCounters, ...]  # of each state
     checksum: int
 
 
 class StateNotes(Struct, frozen=True):
     """What the file of a run's last state holds besides its tensors."""
 
-    clock: SavedClock
+    counters: SavedCounters
 
 
 class AverageNotes(Struct, frozen=True):
@@ -342,7 +342,7 @@ def on_host(states: list[State]) -> list[State]:
         return states
     stacked = State.stack(states).map(lambda t: t.cpu()).tensors()
     rows = ({name: t[k] for name, t in stacked.items()} for k in range(len(states)))
-    return [State.from_tensors(row, state.clock) for row, state in zip(rows, states)]
+    return [State.from_tensors(row, state.counters) for row, state in zip(rows, states)]
 
 
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
@@ -369,8 +369,8 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
         tensors["clips"] = torch.tensor(clip_rows, dtype=torch.float64)
     if any(step.scale != 1 for step in steps):
         tensors["scales"] = torch.tensor([step.scale for step in steps], dtype=torch.float64)
-    clocks = tuple(state.clock for state in segment.states)
-    return tensors, SegmentNotes(len(steps), clocks, segment.checksum)
+    counters = tuple(state.counters for state in segment.states)
+    return tensors, SegmentNotes(len(steps), counters, segment.checksum)
 
 
 def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) -> Segment:
@@ -382,8 +382,8 @@ def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) 
         if name.startswith(_STATE_PREFIX)
     }
     states = [
-        State.from_tensors({name: tensor[k] for name, tensor in stacked.items()}, clock)
-        for k, clock in enumerate(notes.clocks)
+        State.from_tensors({name: tensor[k] for name, tensor in stacked.items()}, counters)
+        for k, counters in enumerate(notes.counters)
     ]
     ends = np.cumsum(tensors["micro.sizes"].numpy())[:-1]
     ids = np.split(tensors["ids"].numpy().astype(np.int64), ends)

@@ -30,6 +30,7 @@ from torch import Tensor
 from .._text import say_bytes, say_count
 from ..distributed.shards import join_shards
 from ..engine.state import State
+from ..engine.step import Step
 from ..errors import CorruptFile, DrossError
 from .format import (
     MANIFEST,
@@ -110,11 +111,17 @@ class Tape:
             tensors, notes = self._load(entry, SegmentNotes)
             return decode_segment(tensors, notes, entry.first)
 
+    def step(self, t: int) -> Step:
+        """What was recorded of step t; raises CorruptFile or DrossError."""
+        index = next(k for k, entry in enumerate(self.entries) if t < entry.stop)
+        segment = self.read(index)
+        return segment.steps[t - segment.first]
+
     def end_state(self) -> State:
         """The state after the last recorded step; raises CorruptFile or DrossError."""
         with self._refusing_other_content(self.end):
             tensors, notes = self._load(self.end, StateNotes)
-            return State.from_tensors(tensors, notes.clock)
+            return State.from_tensors(tensors, notes.counters)
 
     def check_files(self) -> None:
         """Read every file and compare its digest; raises CorruptFile or DrossError."""

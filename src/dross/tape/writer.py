@@ -281,7 +281,7 @@ class TapeWriter:
 
     def _write_end(self, steps: int, after: State) -> StateEntry:
         name = f"state-{steps:012d}.safetensors"
-        end = self._write(name, after.tensors(), StateNotes(after.clock))
+        end = self._write(name, after.tensors(), StateNotes(after.counters))
         self._sync(end.file)
         return StateEntry(**asdict(end))
 
