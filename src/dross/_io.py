@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from .errors import DrossError, InvalidInput
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # see `staged_file`
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # see `staged_path`
 _SECONDS_UNTIL_STALE = 3600.0  # a process that is alive writes more often to what it has staged
 
 
@@ -51,26 +51,36 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
-    """Write the bytes to a hidden temporary file beside `path`, ready to be renamed to it.
+def staged_path(path: Path) -> Iterator[Path]:
+    """A hidden place beside `path` for a temporary file, to be written and renamed to it.
 
-    What has not been renamed at the end is deleted. Several files that belong together are staged
-    first: a full disk then leaves all of them as they were.
+    What has not been renamed at the end is deleted.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
+    """Write the bytes to `staged_path(path)`.
+
+    Several files that belong together are staged first: a full disk then leaves all of them as they
+    were.
 
     Raises:
         OSError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with staged_path(path) as temporary:
         with open(temporary, "xb") as file:
             file.write(raw)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         yield temporary
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def intended_name(temporary: str) -> str | None:
@@ -79,12 +89,16 @@ def intended_name(temporary: str) -> str | None:
     return None if match is None else match["name"]
 
 
-def delete_stale(folder: Path, is_ours: Callable[[str], bool]) -> None:
+def delete_stale(
+    folder: Path, is_ours: Callable[[str], bool], *, older_than: float = _SECONDS_UNTIL_STALE
+) -> None:
     """Delete the temporary files in a folder that a killed process has left, as far as possible.
 
     Arguments:
         folder: Where to look; not in the folders in it.
         is_ours: Whether dross writes a file of this name there.
+        older_than: Seconds, in which another process would have written to them. -inf where there
+            is no other.
     """
     with suppress(OSError):
         for path in list(folder.iterdir()):
@@ -92,7 +106,7 @@ def delete_stale(folder: Path, is_ours: Callable[[str], bool]) -> None:
             if name is None or not is_ours(name) or path.is_symlink():
                 continue
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _SECONDS_UNTIL_STALE:
+                if time.time() - path.stat().st_mtime > older_than:
                     path.unlink()
 
 

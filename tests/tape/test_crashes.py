@@ -259,7 +259,7 @@ def test_the_temporary_files_of_a_killed_writer_are_removed(tmp_path, how):
     if how != "into a new folder":
         train(p, folder)
     for name in ("segment-000009.safetensors", "state-000000000009.safetensors", "manifest.json"):
-        (folder / f"{name}.tmp").write_bytes(b"half a fi")
+        (folder / f".{name}.0123abcd.tmp").write_bytes(b"half a fi")
     options = {}
     if how != "into a new folder":
         (folder / "notes.tmp").write_text("of the user")

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .._checks import check_folder
-from .._io import sync_folder
+from .._io import delete_stale, intended_name, staged_path, sync_folder
 from ..distributed.shards import explain_other_ranks
 from ..engine.state import State
 from ..engine.step import Step
@@ -46,12 +46,11 @@ from .retention import EveryStep, Keep
 from .storage import is_url
 
 T = TypeVar("T")
-_TEMPORARY = ".tmp"  # beside a file's name while it is being written
 
 
 @dataclass(frozen=True)
-class _Written:
-    """Files that are there and that the manifest does not name yet."""
+class _NewFiles:
+    """What a write has added: files that the manifest does not name yet."""
 
     segments: list[SegmentEntry]
     #: the state after them, on the disk like they are. None: no commit is due
@@ -62,9 +61,15 @@ class _Written:
 class TapeWriter:
     """Appends steps to a tape.
 
-    A full segment is closed and goes to a thread that writes it while the training continues. The
-    manifest is only ever written by the caller's thread, at the next step after the files are
-    there. A segment is held until then, so that a failed write can be tried again.
+    The steps of a segment go through four stages:
+
+        open        open_steps           they come in one by one
+        closed      _closed              a thread writes them while the training continues
+        written     _written             their file is there, and the manifest does not name it yet
+        committed   manifest.segments    the manifest is on the disk and names it
+
+    The manifest is only ever written by the caller's thread, at the next step after the files are
+    there. A segment stays closed until then, so that a failed write can be tried again.
 
     Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that
     the manifest already has is not written again, and each end of a step is filed under the number
@@ -90,10 +95,9 @@ class TapeWriter:
         self.open_steps: list[tuple[Step, State | None, int]] = []
         #: the states before and after the last step, by the number of steps taken
         self.end_states: dict[int, State] = {}
-        self._closed: list[Segment] = []  # segments that are not known to be written
-        self._writing: Future[_Written] | None = None  # what a thread does with them
-        #: written segments that the manifest does not name yet
-        self._unnamed: list[SegmentEntry] = []
+        self._closed: list[Segment] = []
+        self._writing: Future[_NewFiles] | None = None  # what a thread does with them
+        self._written: list[SegmentEntry] = []
         self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
 
     @property
@@ -175,9 +179,10 @@ class TapeWriter:
         """Close the open segment and write all that is closed."""
         after = self.end_states[self.next_step] if after is None else after
         self._close_segment()
-        due = not self._may_defer_commit() or (commit and bool(self._closed or self._unnamed))
+        new = bool(self._closed or self._written)
+        commits = (commit and new) or not self._may_defer_commit()
         host = lambda t: t.detach().cpu()  # a thread of its own does not know the GPU's streams
-        end = after.map(host) if due else None
+        end = after.map(host) if commits else None
         write = partial(self._write_files, self._closed, end)
         if in_background:
             thread = ThreadPoolExecutor(1, "dross: write the tape")
@@ -187,10 +192,10 @@ class TapeWriter:
             self._adopt(write())
 
     def _close_segment(self) -> None:
-        known = self._closed[-1].end if self._closed else self._steps_written()
-        if known > self.segment_start:  # an interrupt came between the closing and this
-            self.open_steps = self.open_steps[known - self.segment_start :]
-            self.segment_start = known
+        closed = self._closed[-1].end if self._closed else self._steps_written()
+        if closed > self.segment_start:  # an interrupt came between the closing and this
+            self.open_steps = self.open_steps[closed - self.segment_start :]
+            self.segment_start = closed
         if not self.open_steps:
             return
         steps = [step for step, _, _ in self.open_steps]
@@ -200,18 +205,18 @@ class TapeWriter:
         self.open_steps = []
         self.segment_start = segment.end
 
-    def _write_files(self, segments: list[Segment], end: State | None) -> _Written:
+    def _write_files(self, segments: list[Segment], end: State | None) -> _NewFiles:
         """Write segments, and the state after them where a commit is due. It changes nothing."""
-        number = self._new_number(self._unnamed)
+        number = self._new_number(self._written)
         entries = [self._write_segment(number + k, each) for k, each in enumerate(segments)]
         if end is None:
-            return _Written(entries, None, 0.0)
+            return _NewFiles(entries, None, 0.0)
         started = time.monotonic()
-        for entry in (*self._unnamed, *entries):
+        for entry in (*self._written, *entries):
             self._sync(entry.file)
         steps = segments[-1].end if segments else self._steps_written()
-        written = self._write_end(steps, end)
-        return _Written(entries, written, time.monotonic() - started)
+        end_file = self._write_end(steps, end)
+        return _NewFiles(entries, end_file, time.monotonic() - started)
 
     def _poll(self, *, wait_for_it: bool = False) -> None:
         """Take over what the thread has written, if it is done.
@@ -229,17 +234,17 @@ class TapeWriter:
         self._adopt(writing.result())
         self._writing = None
 
-    def _adopt(self, written: _Written) -> None:
+    def _adopt(self, files: _NewFiles) -> None:
         """Note what has been written, and let the manifest name it if that is due."""
-        named = self.manifest.steps  # an interrupt may have come after the last commit
-        self._unnamed = [entry for entry in self._unnamed if entry.first >= named]
-        known = self._steps_written()
-        new = [entry for entry in written.segments if entry.first >= known]
-        self._unnamed = [*self._unnamed, *new]
-        known = self._steps_written()
-        self._closed = [segment for segment in self._closed if segment.first >= known]
-        if written.end is not None:
-            self._commit_files(written.end, written.seconds)
+        committed = self.manifest.steps  # an interrupt may have come after the last commit
+        self._written = [entry for entry in self._written if entry.first >= committed]
+        before = self._steps_written()
+        new = [entry for entry in files.segments if entry.first >= before]
+        self._written = [*self._written, *new]
+        after = self._steps_written()
+        self._closed = [segment for segment in self._closed if segment.first >= after]
+        if files.end is not None:
+            self._commit_files(files.end, files.seconds)
 
     def _may_write_in_background(self) -> bool:
         # Files go as the manifest lets go of them: a tape of the last epochs has to commit at once.
@@ -252,7 +257,7 @@ class TapeWriter:
         return self._may_write_in_background() and time.monotonic() < self._next_commit
 
     def _steps_written(self) -> int:
-        return self._unnamed[-1].stop if self._unnamed else self.manifest.steps
+        return self._written[-1].stop if self._written else self.manifest.steps
 
     def _commit_files(self, end: StateEntry, seconds: float) -> None:
         """Let the manifest name what has been written.
@@ -264,7 +269,7 @@ class TapeWriter:
         started = time.monotonic()
         before = self.manifest
         steps = self._steps_written()
-        entries, gone = self._drop_old_epochs([*before.segments, *self._unnamed])
+        entries, gone = self._drop_old_epochs([*before.segments, *self._written])
         average = before.average
         if average is not None and steps > before.steps:
             gone.append(average.file)  # it does not know the new steps
@@ -273,7 +278,7 @@ class TapeWriter:
             replace(before, segments=tuple(entries), end=end, steps=steps, average=average)
         )
         now = time.monotonic()
-        self._unnamed = []
+        self._written = []
         self._next_commit = now + seconds_between_commits(now - started + seconds)
         if before.end is not None and before.end.file != end.file:
             gone += [file.file for file in before.end.files]
@@ -359,13 +364,11 @@ class TapeWriter:
     def _replace(self, name: str, save: Callable[[Path], T]) -> T:
         """Have a file written beside its place and put there: a reader never sees a part of it."""
         path = self.folder / name
-        temporary = self.folder / f"{name}{_TEMPORARY}"
         try:
-            result = save(temporary)
-            os.replace(temporary, path)
+            with staged_path(path) as temporary:
+                result = save(temporary)
+                os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise storage_failed(path, error, self.manifest.steps) from error
         return result
 
@@ -402,7 +405,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
     if (folder / MANIFEST).exists():
         if resume:
             manifest = read_manifest(folder)
-            _remove_temporary_files(folder)
+            _delete_temporary_files(folder)
             return manifest
         if not overwrite:
             raise InvalidInput(
@@ -420,25 +423,30 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_failed(folder, error, 0) from error
-    _remove_temporary_files(folder)
+    _delete_temporary_files(folder)
     return None
 
 
 _OF_A_TAPE = re.compile(
-    r"((segment|shard|state|average|retrace)-[0-9a-z-]+\.safetensors|manifest\.json)(\.tmp)?"
+    r"(segment|shard|state|average|retrace)-[0-9a-z-]+\.safetensors|manifest\.json"
 )
 
 
 def _holds_only_remains(folder: Path) -> bool:
     """Whether everything in it was left by a run that was killed before its first commit."""
-    return folder.is_dir() and all(_OF_A_TAPE.fullmatch(file.name) for file in folder.iterdir())
+    return folder.is_dir() and all(
+        _OF_A_TAPE.fullmatch(intended_name(file.name) or file.name) for file in folder.iterdir()
+    )
 
 
-def _remove_temporary_files(folder: Path) -> None:
-    """Remove what a killed writer has left half written."""
-    for file in folder.iterdir():
-        if file.suffix == _TEMPORARY and _OF_A_TAPE.fullmatch(file.name):
-            file.unlink(missing_ok=True)
+def _delete_temporary_files(folder: Path) -> None:
+    """Delete what a killed writer has left half written. A tape has one writer at a time."""
+
+    def is_written_here(name: str) -> bool:
+        # a retrace that keeps its progress in this folder may be running
+        return bool(_OF_A_TAPE.fullmatch(name)) and not name.startswith("retrace-")
+
+    delete_stale(folder, is_written_here, older_than=-math.inf)
 
 
 def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> DrossError:
