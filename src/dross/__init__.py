@@ -22,6 +22,9 @@ from .errors import (
     NotSupported,
 )
 
+# A public name is in three places: type checkers read the imports and accept no `__all__` that is
+# computed, and `__getattr__` needs the modules. tests/test_package.py and pyright compare them.
+
 if TYPE_CHECKING:  # at run time a name is imported when it is first used: see __getattr__
     from ._progress import on_progress
     from .cleaning.export import export

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..data.seeds import global_generators, use_seed
 from ..engine.inspect import (
     FirstBatch,
     check_second_derivative,
     complete_objective,
     is_shard,
     names_by_group,
+    watch_first_batch,
 )
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer, read_optimizer
-from ..engine.precision import PassNotes, use_arithmetic
 from ..engine.state import Layout, State
 from ..errors import InvalidInput, NotSupported
 from ..tape.reader import Tape
@@ -201,26 +200,18 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> FirstBatch:
         for name, part in layout.split(theta).items()  # type: ignore[attr-defined]
     }
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with (
-        layout.ranks_compute_the_same(),  # no order is known yet
-        use_seed(theta.device, 0),
-        use_arithmetic(model),
-        torch.enable_grad(),
-        saving_notes(),
-    ):
-        generators = global_generators(theta.device)
-        states = [g.get_state() for g in generators]
-        gathered = GatheredParameters(layout.units.of, leaves, 1.0)
-        with PassNotes(theta.device) as notes, objective.precision.cast("model"):
-            outputs = objective.call(gathered, {}, batch.x)
-        stochastic = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
-        losses = objective.apply_loss(outputs, batch.y)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    gathered = GatheredParameters(layout.units.of, leaves, 1.0)
+    with layout.ranks_compute_the_same(), saving_notes():  # no order is known yet
+        seen = watch_first_batch(
+            objective,
+            leaves,
+            lambda: objective.call(gathered, {}, batch.x),
+            lambda outputs: objective.apply_loss(outputs, batch.y),
+        )
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise NotSupported(
                 f"The forward pass moves '{name}', and under fully_shard each rank has its own. "
                 "Put BatchNorm into eval mode, or use GroupNorm or LayerNorm."
             )
-    used = {name for name, g in zip(leaves, grads) if g is not None}
-    return FirstBatch(used, moving=(), stochastic=stochastic, notes=notes)
+    return seen

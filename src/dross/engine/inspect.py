@@ -1,7 +1,7 @@
 """Find out what a run consists of from a model, its optimizer and a batch, or refuse it."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,25 +196,46 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> FirstBatch:
         name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad
     }
     named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
-    device = next(iter(parameters.values())).device
-    with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
-        generators = global_generators(device)
-        before = [g.get_state() for g in generators]
-        frozen = {
-            name: (p, p._version) for name, p in model.named_parameters() if name not in named
-        }
-        with PassNotes(device) as notes, bare.precision.cast("model"):
-            outputs = _call(model, named, x)
+    frozen = {name: (p, p._version) for name, p in model.named_parameters() if name not in named}
+
+    def losses_of(outputs: Any) -> Tensor:
         _check_frozen(frozen)
-        after = [g.get_state() for g in generators]
         losses = _compute_losses(bare, outputs, y)
         if bare.penalty is not None:
             losses = losses + bare.penalty_at(parameters)
         check_differentiable(losses)
-        grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        return losses
+
+    seen = watch_first_batch(bare, parameters, lambda: _call(model, named, x), losses_of)
+    return replace(seen, moving=_find_moving_buffers(model, named))
+
+
+def watch_first_batch(
+    objective: Objective,
+    leaves: Mapping[str, Tensor],
+    call: Callable[[], Any],
+    losses_of: Callable[[Any], Tensor],
+) -> FirstBatch:
+    """Run one forward and backward pass. The caller knows which buffers it has moved.
+
+    Arguments:
+        objective: whose model is run, and how.
+        leaves: the parameters that might train, by name.
+        call: the forward pass, which gives the model's outputs.
+        losses_of: the losses of these outputs.
+    """
+    device = next(iter(leaves.values())).device
+    with use_seed(device, 0), use_arithmetic(objective.model), torch.enable_grad():
+        generators = global_generators(device)
+        before = [g.get_state() for g in generators]
+        with PassNotes(device) as notes, objective.precision.cast("model"):
+            outputs = call()
+        after = [g.get_state() for g in generators]
+        losses = losses_of(outputs)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     return FirstBatch(
-        used={name for name, g in zip(parameters, grads) if g is not None},
-        moving=_find_moving_buffers(model, named),
+        used={name for name, g in zip(leaves, grads) if g is not None},
+        moving=(),
         stochastic=any(not torch.equal(one, other) for one, other in zip(before, after)),
         notes=notes,
     )

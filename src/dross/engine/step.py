@@ -87,15 +87,14 @@ def take_step(
     """
     if reducer is not None:
         batches = [batch for _, _, batch in reducer.own_part(batches)]
-    g: Tensor | None = None
-    buffers = state.buffers
     losses: list[Tensor] = []
-    for batch in batches:
+
+    def gradient(batch: AnyBatch, buffers: Buffers) -> tuple[Tensor, Buffers]:
         part, of_batch, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
-        g = part if g is None else g + part
         losses.append(of_batch)
-    if g is None:
-        g = torch.zeros_like(state.theta)
+        return part, buffers
+
+    g, buffers = sum_over_batches(batches, state.buffers, gradient, state.theta)
     if reducer is not None:
         (g,) = reducer.sum_over_theta(g)
     return advance(optimizer, state, step, g, buffers), g, losses
