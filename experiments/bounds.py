@@ -117,7 +117,7 @@ def _check_run(recording: Recording, strong: float, smooth: float) -> None:
             "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
         )
     tape, column = recording.tape, made.columns.index("weight_decay")
-    if tape.entries and tape.read(0).steps[0].numbers[:, column].any():
+    if tape.entries and tape.read(0).steps[0].hyperparams[:, column].any():
         raise ValueError(
             "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not "
             "into weight_decay."
@@ -125,7 +125,7 @@ def _check_run(recording: Recording, strong: float, smooth: float) -> None:
 
 
 def _only_rate(recording: Recording, step: Step, t: int) -> float:
-    rates = step.numbers[:, recording.optimizer.columns.index("lr")]
+    rates = step.hyperparams[:, recording.optimizer.columns.index("lr")]
     weighted = any(micro.coefficients is not None for micro in step.micros)
     if weighted or step.clip or (rates != rates[0]).any():
         raise ValueError(
