@@ -72,6 +72,13 @@ def test_progress_is_shown_on_a_terminal_and_silent_elsewhere():
     assert b"retracing [/s] \\x00" in shown and b"/30" in shown and b"steps/s" in shown
 
 
+def test_no_bar_is_shown_in_a_file_even_if_ipykernel_is_imported(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with progress_bar("retracing", 10) as advance:
+        advance(5)
+    assert capsys.readouterr().err == ""
+
+
 def test_one_bar_for_several_stages_never_runs_backwards(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with overall_progress("dross clean", {"a": 1, "b": 3}, show=True) as stages:

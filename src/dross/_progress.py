@@ -200,9 +200,14 @@ def overall_progress(title: str, weights: Mapping[str, float], *, show: bool) ->
 
 def _make_bar(title: str, total: float, **options: Any) -> Any:
     """A bar of tqdm; None where there is nobody to look at it."""
-    is_notebook = "ipykernel" in sys.modules
-    if _HIDDEN.get() or not (is_notebook or sys.stderr.isatty()):
+    if _HIDDEN.get() or not (_is_notebook() or sys.stderr.isatty()):
         return None
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc=printable(title), leave=False, **options)
+
+
+def _is_notebook() -> bool:
+    """Whether the code runs in a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

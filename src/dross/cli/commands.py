@@ -57,7 +57,7 @@ def demo(
     )
     before, after = result.errors
     console.print(
-        f"A logistic regression that learns them is wrong about {before:.1%} of other digits "
+        f"A logistic regression trained on them is wrong about {before:.1%} of other digits "
         f"before and {after:.1%} after.\n"
     )
     print_verdict(result.verdict)
