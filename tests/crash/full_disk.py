@@ -34,6 +34,7 @@ from small_disk import SmallDisk, make_small_disk
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project_files import read_sealed
 from dross.review.server import serve
+from dross.tape.format import MANIFEST, decode_manifest
 
 _MAX_DECISIONS = 1000
 Work = Callable[[Path], None]
@@ -145,8 +146,10 @@ def check_files(folder: Path, begun: Path) -> None:
 def read_whole(path: Path, raw: bytes) -> None:
     """Read a file as its kind is read; raises whatever the reader does."""
     match path.suffix:
+        case ".json" if path.name == MANIFEST:
+            decode_manifest(raw, path.name)  # compares its digest
         case ".json":
-            read_sealed(path, dict)  # compares its digest
+            read_sealed(path, dict)  # so does this
         case ".safetensors":
             load(raw)
         case ".parquet":

@@ -1,6 +1,7 @@
 """Small files of named tensors and what is known about them, in which every changed bit is noticed.
 
-The tensors are a safetensors file; its metadata hold a JSON object and the digest of everything.
+The tensors are a safetensors file. Its metadata are one entry, the digest of everything followed by
+a JSON object: safetensors writes several entries in an order that differs from time to time.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from .._io import write_bytes
 from ..errors import CorruptFile, DrossError
 from .fingerprint import digest_tensors
 
+_DIGITS = 64  # of a SHA-256
+
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write a file, whole or not at all.
@@ -26,7 +29,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
     # cloned, because safetensors refuses tensors that share memory
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     text = json.dumps(notes)
-    write_bytes(path, save(tensors, {"dross": text, "digest": _digest(tensors, text)}))
+    write_bytes(path, save(tensors, {"dross": _digest(tensors, text) + text}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -41,9 +44,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raw = path.read_bytes()
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-        metadata = header["__metadata__"]
-        text = metadata["dross"]
-        if metadata["digest"] != _digest(tensors, text):
+        sealed = header["__metadata__"]["dross"]
+        text = sealed[_DIGITS:]
+        if sealed[:_DIGITS] != _digest(tensors, text):
             raise CorruptFile(f"{path} is damaged: its digest differs.")
         # copied, because vectorized sums round differently on memory that is not aligned
         return {name: t.clone() for name, t in tensors.items()}, json.loads(text)
