@@ -1,6 +1,7 @@
 """A tape is reopened, continued and replayed only with what it was recorded with."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +39,20 @@ def test_an_existing_tape_is_not_overwritten_unless_asked(record, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
     with pytest.raises(InvalidInput, match="exclude"):
         record(p, path=run.path, overwrite=True, resume=True)
+
+
+def test_files_of_other_names_stay_in_an_overwritten_tape(record, tmp_path):
+    p = problem("mlp", "sgd")
+    run = record(p)
+    names = ("state-final.safetensors", "average-mine.safetensors", "model.safetensors")
+    for name in names:
+        (Path(run.path) / name).write_text("precious")
+    assert record(p, path=run.path, overwrite=True).complete
+    assert all((Path(run.path) / name).read_text() == "precious" for name in names)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "state-final.safetensors").write_text("precious")
+    with pytest.raises(InvalidInput, match="not a tape"):
+        record(p, path=tmp_path / "mine", overwrite=True)
 
 
 def test_a_tape_is_only_continued_with_the_settings_it_was_started_with(record):

@@ -19,6 +19,7 @@ from pyarrow import ArrowException
 
 from .._io import break_seal, delete_stale, digest_bytes, intended_name, seal, write_json
 from ..errors import CorruptFile, DrossError
+from ..tape.format import FILE_NAMES
 from .modality import Frame
 
 INFO = "project.json"
@@ -27,7 +28,6 @@ LOCK = "dross.lock"
 MEND = "Run dross clean again; your decisions are kept."
 T = TypeVar("T")
 
-_TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
 _WRITTEN = re.compile(
     "|".join(
         (
@@ -42,7 +42,7 @@ _WRITTEN = re.compile(
             r"trials/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"runs/run-\d+-scores\.safetensors",
-            rf"runs/run-\d+/{_TAPE}",
+            rf"runs/run-\d+/({FILE_NAMES})",
         )
     )
 )

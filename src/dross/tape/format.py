@@ -23,6 +23,10 @@ from ..errors import CorruptFile, InputChanged
 from .retention import Keep
 
 MANIFEST = "manifest.json"
+FILE_NAMES = (  # a pattern for the names of all files that dross writes into a tape's folder
+    r"manifest\.json|(segment-\d{6}|(state|average)-\d{12}|(shard|state)-\d{12}-\d+-of-\d+"
+    r"|retrace-[0-9a-f]{16})\.safetensors"
+)
 FORMAT = 1
 
 NOTES = "dross"  # the key of a file's notes in the metadata of safetensors

@@ -27,6 +27,7 @@ from ..engine.state import State
 from ..engine.step import Step
 from ..errors import DrossError, InputChanged, InvalidInput
 from .format import (
+    FILE_NAMES,
     MANIFEST,
     AverageRecord,
     FileEntry,
@@ -427,9 +428,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
     return None
 
 
-_OF_A_TAPE = re.compile(
-    r"(segment|shard|state|average|retrace)-[0-9a-z-]+\.safetensors|manifest\.json"
-)
+_OF_A_TAPE = re.compile(FILE_NAMES)  # all other files are somebody else's, and stay
 
 
 def _holds_only_remains(folder: Path) -> bool:
