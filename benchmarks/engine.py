@@ -3,7 +3,7 @@
     python -m benchmarks.engine [--rounds 20] [--device cpu|cuda] [--threads 1]
 
 Every pair of timings alternates within one loop and is compared by its median, so that a noisy
-machine disturbs both alike.
+machine disturbs both alike. The process is tuned as that of the command line.
 """
 
 import datetime
@@ -22,6 +22,7 @@ from experiments.networks import cifar10_cnn, dense, mnist_cnn
 from torch import nn
 
 import dross
+from dross._environment import keep_freed_memory
 from dross.influence.retrace import reverse_step
 
 from .tables import make_parser
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     device, rounds = options.device, options.rounds
     folder = Path(tempfile.mkdtemp(prefix="dross-benchmark-"))
