@@ -2,9 +2,10 @@
 
 A batch whose pass does not fit is cut into parts, and their results are added up. The
 gradient, its adjoint and H a_g are sums over instances. Where each loss depends on its own instance
-alone, the parts may be computed one after the other, with the activations of one of them in memory. The sums round differently, and nothing else changes. This is not possible where instances
-share something: BatchNorm's statistics, the random numbers of dropout, a loss that looks at the
-whole batch.
+alone, the parts may be computed one after the other, with the activations of one of them in memory.
+The sums round differently, and nothing else changes. This is not possible where instances share
+something: BatchNorm's statistics, the random numbers of dropout, a loss that looks at the whole
+batch.
 
 A vjp is computed for as many queries at once as fit, by forward or by reverse mode. That choice
 counts operations and does not measure time: it must be the same in every retrace, because another
@@ -41,42 +42,44 @@ _MAX_QUERIES = 256
 Result = TypeVar("Result")
 
 
-def run_if_it_fits(
-    work: Callable[[], Result],
+def halve(
+    error: torch.OutOfMemoryError,
     size: int | Callable[[], int],
     *,
     what: str,
     free: Callable[[], object],
     may_halve: bool = True,
     advice: str = "",
-) -> Result | None:
-    """The result of work(), or None where memory ran out: the caller then continues with half of it.
+) -> int:
+    """Half of the size of some work that ran out of memory: its caller continues with that.
 
-    Where it cannot, or where a single thing does not fit, the error is raised.
+    Where it cannot, or where a single thing does not fit, the error is raised again.
+
+    try:
+        results.append(train(models))
+    except torch.OutOfMemoryError as error:
+        count = halve(error, len(models), what="models at once", free=free_graphs)
 
     Arguments:
-        work: what may run out of memory.
-        size: on how many things at once it works, or a function that finds out.
+        error: of the work, caught.
+        size: on how many things at once it worked, or a function that finds out.
         what: the things, for the warning: "models at once".
         free: frees memory whose contents can be made again.
         may_halve: False where the caller cannot continue with less.
         advice: a note for the error where a single thing does not fit.
     """
-    try:
-        return work()
-    except torch.OutOfMemoryError as error:
-        if not may_halve:
-            raise
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed work
-        count = size() if callable(size) else size
-        if count == 1:
-            if advice:
-                error.add_note(f"dross: {advice}")
-            raise
+    if not may_halve:
+        raise error
+    traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed work
+    count = size() if callable(size) else size
+    if count == 1:
+        if advice:
+            error.add_note(f"dross: {advice}")
+        raise error
     free()
     message = f"Out of memory: continuing with {count // 2} {what}."
     warnings.warn(message, DrossWarning, stacklevel=3)
-    return None
+    return count // 2
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,9 @@ class MemorySplitter:
 
     def gradient(self, batch: Batch, theta: Tensor, buffers: Buffers) -> Gradient:
         """`Objective.gradient`, in parts where the batch does not fit."""
-
-        def gradient(part: Batch) -> Gradient:
-            return self.objective.gradient(theta, buffers, part)
-
+        compute = partial(self.objective.gradient, theta, buffers)
         with convolutions(batch.c.device, wide=WIDE):
-            return _join_gradients(self._compute_in_parts(gradient, "gradient", batch, theta))
+            return _join_gradients(self._compute_in_parts(compute, "gradient", batch, theta))
 
     def gradients(
         self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool
@@ -153,19 +153,19 @@ class MemorySplitter:
             if plan.forward_mode:
                 vjp = self.objective.vjp_forward
                 wide = WIDE if count == 1 else WIDE_FOR_SEVERAL
-            with convolutions(batch.c.device, wide=wide):
-                result = run_if_it_fits(
-                    partial(vjp, theta, buffers, batch, a_g[some], a_some, hessian),
+            try:
+                with convolutions(batch.c.device, wide=wide):
+                    results.append(vjp(theta, buffers, batch, a_g[some], a_some, hessian))
+                done = some.stop
+            except torch.OutOfMemoryError as error:
+                fewer = halve(
+                    error,
                     count,
                     what="of the queries at once",
                     free=self.graphs.free_memory,
                     may_halve=not self.graphs.capturing,
                 )
-            if result is None:
-                self.plans[_size_class(batch)] = VjpPlan(plan.forward_mode, count // 2)
-                continue
-            results.append(result)
-            done = some.stop
+                self.plans[_size_class(batch)] = VjpPlan(plan.forward_mode, fewer)
         return _join_queries(results)
 
     # --- rows of a batch --------------------------------------------------------------------------
@@ -177,15 +177,13 @@ class MemorySplitter:
         while True:
             results: list[Result] = []
             parts = self._parts(name, batch)
-            for part in parts:
-                result = self._compute_if_it_fits(compute, name, part, theta)
-                if result is None:
-                    most = max(1, count_rows(self.objective, part) // 2)
-                    self.max_rows[name, _size_class(batch)] = most
-                    break  # cut anew: equal parts round the same in every retrace
-                results.append(result)
-            if len(results) == len(parts):
+            try:
+                for part in parts:
+                    results.append(compute(part))
                 return results
+            except torch.OutOfMemoryError as error:  # cut anew, into equal parts
+                part = parts[len(results)]
+                self.max_rows[name, _size_class(batch)] = self._halve(error, name, part, theta)
 
     def _parts(self, name: str, batch: Batch) -> list[Batch]:
         """The batch, or the parts that this pass takes one after the other."""
@@ -197,13 +195,12 @@ class MemorySplitter:
         ends = [len(counts) * k // number for k in range(number + 1)]
         return [_cut(batch, counts, first, stop) for first, stop in pairwise(ends)]
 
-    def _compute_if_it_fits(
-        self, compute: Callable[[Batch], Result], name: str, batch: Batch, theta: Tensor
-    ) -> Result | None:
+    def _halve(self, error: torch.OutOfMemoryError, name: str, batch: Batch, theta: Tensor) -> int:
+        """Half the rows of a part that did not fit."""
         count = len(batch.c)
         whole = "an instance" if count == 1 else f"a batch of {count}, which cannot be cut,"
-        return run_if_it_fits(
-            partial(compute, batch),
+        return halve(
+            error,
             lambda: count_rows(self.objective, batch) if self._can_cut(theta, batch) else 1,
             what=f"instances of a batch at once ({name})",
             free=self.graphs.free_memory,

@@ -87,14 +87,15 @@ def take_step(
     """
     if reducer is not None:
         batches = [batch for _, _, batch in reducer.own_part(batches)]
+    g: Tensor | None = None
     losses: list[Tensor] = []
-
-    def gradient(batch: AnyBatch, buffers: Buffers) -> tuple[Tensor, Buffers]:
+    buffers = state.buffers
+    for batch in batches:
         part, of_batch, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
+        g = part if g is None else g + part
         losses.append(of_batch)
-        return part, buffers
-
-    g, buffers = sum_over_batches(batches, state.buffers, gradient, state.theta)
+    if g is None:  # no micro-batch is this rank's
+        g = torch.zeros_like(state.theta)
     if reducer is not None:
         (g,) = reducer.sum_over_theta(g)
     return advance(optimizer, state, step, g, buffers), g, losses

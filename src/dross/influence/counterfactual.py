@@ -27,7 +27,7 @@ from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
 from ..engine.device import available_memory
-from ..engine.memory import run_if_it_fits
+from ..engine.memory import halve
 from ..engine.norms import statistics_of
 from ..engine.state import GroupCounters, State
 from ..engine.step import Step, sum_over_batches, take_step
@@ -270,14 +270,12 @@ class CounterfactualRuns:
         count = _even_size(len(groups), self._count_fitting())
         while at < len(groups):
             chunk = groups[at : at + count]
-            states = run_if_it_fits(
-                partial(self._side_by_side, [_NOTHING, *chunk], advance),
-                count,
-                what="models at once",
-                free=self.recording.executor.free_memory,
-            )
-            if states is None:
-                count = _even_size(len(groups) - at, count // 2)
+            try:
+                states = self._side_by_side([_NOTHING, *chunk], advance)
+            except torch.OutOfMemoryError as error:
+                free = self.recording.executor.free_memory
+                fewer = halve(error, count, what="models at once", free=free)
+                count = _even_size(len(groups) - at, fewer)
                 continue
             yield states
             at += len(chunk)
@@ -448,7 +446,7 @@ class CounterfactualRuns:
         with recording.executor.training(), watch:
             recording.executor.splitter.gradient(batch.load(), state.theta, state.buffers)
         # a careful guess, not a measurement: activations and their gradients under vmap; the state,
-        # its gradient, update and copies; who is present. Where it is too low, run_if_it_fits halves.
+        # its gradient, update and copies; who is present. Where it is too low, `halve` helps.
         each = 3 * saved + 6 * state.nbytes + len(recording.instances)
         available = available_memory(recording.device) // 3
         if recording.memory_limit is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..data.batch import AnyBatch, LazyBatch
 from ..data.dataset import EVERYTHING
 from ..engine.device import HostCopy, side_stream
-from ..engine.memory import run_if_it_fits
+from ..engine.memory import halve
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step
 from ..engine.step_stacks import take_steps
@@ -163,19 +163,19 @@ class SegmentReplay:
         self, segment: Segment, low: int, high: int, start: State
     ) -> Replayed | None:
         """`replay_steps` low..high-1 of a segment, or None where the states do not fit."""
+        recording = self.recording
         steps = segment.steps[low:high]
-
-        def replay() -> Replayed:
-            batches = self.recording.batches(segment.first + low, steps)
-            return self.replay_steps(steps, start, batches)
-
-        return run_if_it_fits(
-            replay,
-            len(steps),
-            what="states at once",
-            free=self.recording.executor.free_memory,
-            may_halve=self.recording.reducer.size == 1,  # other ranks go on to the next step
-        )
+        try:
+            return self.replay_steps(steps, start, recording.batches(segment.first + low, steps))
+        except torch.OutOfMemoryError as error:
+            halve(
+                error,
+                len(steps),
+                what="states at once",
+                free=recording.executor.free_memory,
+                may_halve=recording.reducer.size == 1,  # other ranks go on to the next step
+            )
+        return None
 
     def replay_steps(
         self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]
