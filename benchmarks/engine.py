@@ -22,7 +22,7 @@ from experiments.networks import cifar10_cnn, dense, mnist_cnn
 from torch import nn
 
 import dross
-from dross._environment import keep_freed_memory
+from dross._environment import prepare_environment
 from dross.influence.retrace import reverse_step
 
 from .tables import make_parser
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    keep_freed_memory()
+    prepare_environment()
     torch.set_num_threads(options.threads)
     device, rounds = options.device, options.rounds
     folder = Path(tempfile.mkdtemp(prefix="dross-benchmark-"))
