@@ -11,11 +11,6 @@ from tests.oracles import Problem, orthogonalize
 from tests.zoo import HAS_MUON
 
 
-def pytest_xdist_auto_num_workers():
-    """One worker more than cores: many tests wait for a process, a server or a browser."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_modifyitems(items):
     """Skip what is about Muon where torch has none."""
     for item in items:

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross._checks import check_name
+from dross._checks import check_file_name, check_name
 from dross.errors import InvalidInput
 
 # --- A misspelt name gets a hint ---
@@ -42,3 +42,40 @@ def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
         with pytest.raises(InvalidInput, match="check must be at least 1"):
             dross.clean(tmp_path / "nothing.csv", "y", check=wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# --- Names of files ---
+
+
+def test_names_that_are_not_utf8_are_refused():
+    check_file_name("Größe.csv")
+    with pytest.raises(InvalidInput, match=r"caf\\xe9\.csv is not UTF-8"):
+        check_file_name("caf\udce9.csv")
+
+
+def test_names_that_no_file_system_holds_are_refused(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("a,y\n" + "1,yes\n2,no\n" * 20)
+    name = "ö" * 200  # 400 bytes
+    calls = [
+        lambda: dross.clean(f"{name}.csv", "y"),
+        lambda: dross.clean(table, "y", out=tmp_path / name),
+        lambda: dross.clean(table, "y", test=name, out=tmp_path / "run"),
+        lambda: dross.judge(name),
+        lambda: dross.export(name, "copy.csv"),
+        lambda: dross.Project.open(tmp_path / name),
+        lambda: dross.train(None, None, None, None, path=name),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput, match="too long for the name of a file"):
+            call()
+
+
+def test_misuse_of_the_python_api_is_an_error_of_dross(tmp_path):
+    with pytest.raises(InvalidInput, match="Pass the data"):
+        dross.clean(None)
+    with pytest.raises(InvalidInput, match="seed must be a whole number, not 'x'"):
+        dross.clean("t.csv", "y", seed="x", out=tmp_path / "run")
+    for call in (dross.judge, dross.Project.open):
+        with pytest.raises(InvalidInput, match="folder must be the path of a folder, not None"):
+            call(None)

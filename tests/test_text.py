@@ -5,7 +5,6 @@ import pytest
 from dross import _figures as charts
 from dross import _text as html
 from dross._text import (
-    check_encodable,
     disarm_cell,
     printable,
     say_bytes,
@@ -13,7 +12,6 @@ from dross._text import (
     say_duration,
     to_json,
 )
-from dross.errors import InvalidInput
 
 # --- One thing and many ---
 
@@ -49,12 +47,6 @@ def test_control_characters_are_escaped_and_letters_stay():
     assert printable("caf\udce9") == "caf\\xe9"
     plain = "Größe\tin\nm² 👩‍🔬 «x»\u00a0!"
     assert printable(plain) == plain
-
-
-def test_names_that_are_not_utf8_are_refused():
-    check_encodable("Größe.csv")
-    with pytest.raises(InvalidInput, match=r"caf\\xe9\.csv is not UTF-8"):
-        check_encodable("caf\udce9.csv")
 
 
 def test_pages_show_control_characters(monkeypatch):

@@ -4,9 +4,13 @@ import difflib
 import os
 from collections.abc import Iterable
 from numbers import Integral
+from pathlib import PurePath
 from typing import Any
 
+from ._text import printable
 from .errors import InvalidInput
+
+_LONGEST_NAME = 255  # bytes, on nearly all file systems
 
 
 def check_whole(value: Any, what: str) -> int:
@@ -40,7 +44,24 @@ def check_folder(value: Any, what: str) -> str | os.PathLike:
         raise InvalidInput(f"{what} must be the path of a folder, not {value!r}.")
     if not os.fspath(value) or "\0" in os.fspath(value):
         raise InvalidInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
+    check_file_name(os.fspath(value))
     return value
+
+
+def check_file_name(name: str) -> None:
+    """Refuse the name of a file or folder that no file system or no report could hold."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidInput(
+            f"The name of {printable(name)} is not UTF-8. Give the file another name."
+        ) from None
+    longest = max(PurePath(name).parts, key=len, default="")
+    if len(longest.encode()) > _LONGEST_NAME:
+        raise InvalidInput(
+            f"'{longest[:40]}...' is too long for the name of a file: it has "
+            f"{len(longest.encode())} bytes, and {_LONGEST_NAME} is the limit."
+        )
 
 
 def check_function(value: Any, what: str) -> None:

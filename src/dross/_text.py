@@ -8,8 +8,6 @@ from functools import cache
 from html import escape
 from typing import Any
 
-from .errors import InvalidInput
-
 
 def say_count(number: int, one: str, many: str = "") -> str:
     """How many there are, with the words that follow a 1 or any other number.
@@ -59,16 +57,6 @@ def _escape(match: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def check_encodable(name: str) -> None:
-    """Refuse the name of a file that is not UTF-8: no report, list or page could hold it."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InvalidInput(
-            f"The name of {printable(name)} is not UTF-8. Give the file another name."
-        ) from None
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

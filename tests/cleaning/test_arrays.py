@@ -233,3 +233,14 @@ def test_simple_objects_become_columns_of_one_type(tmp_path):
     prepared, (back, _) = take(mixed, KINDS, tmp_path)
     kinds = {column.name: column.kind for column in prepared.columns}
     assert kinds["x1"] == "category" and back[1, 1] == "2024-01-02"
+
+
+def test_masked_cells_are_missing(tmp_path):
+    x = np.ma.masked_array(np.arange(12.0).reshape(6, 2), mask=np.eye(6, 2))
+    x[:, 1] = np.ma.masked_array(x[:, 1], mask=[0, 1, 0, 0, 0, 0])
+    y = np.ma.masked_array([0, 1, 0, 1, 0, 1], mask=[0, 0, 0, 0, 0, 1])
+    with pytest.raises(InvalidInput, match=r"1 labels that are missing .* at place 5"):
+        store_data(x, y, {}, tmp_path)
+    store_data(x, y.data, {}, tmp_path)
+    frame = pandas.read_parquet(tmp_path / file_name("train"))
+    assert frame.iloc[:, :2].isna().to_numpy().tolist() == np.ma.getmaskarray(x).tolist()

@@ -176,7 +176,11 @@ def test_two_cannot_clean_into_one_folder(little):
 def test_what_a_killed_process_left_half_written_is_deleted(little, command):
     copy = little.parent / "copy.csv"
     run = little / "runs" / "run-0"
-    within = [little / "report.html", run / "retrace-00ab.safetensors", run / "manifest.json"]
+    within = [
+        little / "report.html",
+        run / "retrace-00ab00ab00ab00ab.safetensors",
+        run / "manifest.json",
+    ]
     beside = [copy, copy.with_name("copy.csv-decisions.csv")]
     leave_temporary_files(*(beside if command == "export" else within))
     theirs = [little / ".notes.txt.12.tmp", little.parent / ".other.csv.0123abcd.tmp"]

@@ -215,6 +215,7 @@ def test_a_fifth_expert_can_be_added(monkeypatch, classes, measures_plans):
     assert measure_rules(rows, OBSERVED, ["wrong-50"]).losses["wrong-50"]
 
 
+@pytest.mark.slow
 def test_noisy_labels_are_mended():
     x, y = load_digits(return_X_y=True)
     x, y = x[:500] / 16, y[:500]

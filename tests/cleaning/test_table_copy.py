@@ -1,5 +1,6 @@
 """Copies of tables: what is not edited is as it was."""
 
+import csv
 import io
 
 import numpy as np
@@ -108,3 +109,13 @@ def test_a_format_needs_one_entry(tmp_path, monkeypatch):
         raw, count = copy_file(path, suffix, "y", edits)
         copy = FORMATS[suffix].load(raw)
         assert count == 39 and copy["y"].tolist()[:3] == ["a", "a", "b"]
+
+
+def test_a_carriage_return_stays_in_its_cell(tmp_path):
+    streets = ["Mill Lane\rLeeds", "a\r\nb", "a\nb", "plain"]
+    path = tmp_path / "t.csv"
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([("street", "y"), *((street, "no") for street in streets)])
+    raw, count = copy_table(path.read_bytes(), path, ".csv", "y", RowEdits(), Reading())
+    rows = list(csv.reader(io.StringIO(raw.decode(), newline="")))
+    assert count == 4 and [street for street, _ in rows[1:]] == streets

@@ -116,6 +116,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     assert done.returncode == 1 and b"is not UTF-8" in b" ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_locale_without_utf8(tmp_path):
     """As on Windows, text files are not UTF-8 unless somebody says so, and neither is stdout."""
     write_table(tmp_path / "größe.csv", ("größe", "水"), ("ja, früh", "nein"))

@@ -140,6 +140,7 @@ def reader(tmp_path, monkeypatch):
     return Reader(tmp_path)
 
 
+@pytest.mark.slow
 def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     """The newcomer's path, and then every page that tells of the same project."""
     install, clean, judge = split_commands(read_blocks("README.md")[1].code)

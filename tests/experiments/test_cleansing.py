@@ -55,6 +55,7 @@ def test_a_draw_is_written_continued_and_merged(images, tmp_path):
         cleansing.load_results(tmp_path, replace(SMALL, epochs=3))
 
 
+@pytest.mark.slow
 def test_the_report(images, tmp_path):
     results = [
         cleansing.compute(

@@ -95,6 +95,7 @@ def test_a_changed_input_or_model_is_noticed(made, model, tmp_path):
         chats.write_bytes(before)
 
 
+@pytest.mark.slow
 def test_adapters_of_the_last_layer_on_messages_in_parquet(model, tmp_path):
     rows = [as_messages(row) for row in make_rows(50)]
     table = tmp_path / "chats.parquet"

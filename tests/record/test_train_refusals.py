@@ -200,3 +200,21 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
     run = dross.train(model, (X, Y), "squared_error", optimizer, **options)
     with pytest.raises(Diverged, match=r"overflowed at step \d"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))
+
+
+def test_models_without_weights_and_inference_mode_are_refused(tmp_path):
+    x = torch.randn(8, 3)
+    y = torch.zeros(8, dtype=torch.long)
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dross.train(
+            model, (x, y), "cross_entropy", optimizer, path=tmp_path, epochs=1, batch_size=4
+        )
+
+    with pytest.raises(InvalidInput, match="call it once on a batch"):
+        train(torch.nn.LazyLinear(2))
+    with pytest.raises(InvalidInput, match="meta device"):
+        train(torch.nn.Linear(3, 2, device="meta"))
+    with torch.inference_mode(), pytest.raises(InvalidInput, match="inference_mode"):
+        train(torch.nn.Linear(3, 2))

@@ -12,8 +12,9 @@ import pandas
 import torch
 from PIL import Image
 
+from .._checks import check_file_name
 from .._io import digest_bytes, join_digests, make_folder, sync_folder
-from .._text import check_encodable, printable, say_count
+from .._text import printable, say_count
 from ..errors import InvalidInput
 from .memory import is_in_array, read_image
 from .modality import Frame, Modality, RowEdits, Source
@@ -68,7 +69,7 @@ def list_files(folder: Path) -> list[Path]:
         reached[real] = place
         files += [Path(place, name) for name in names]
     for path in files:
-        check_encodable(str(path))
+        check_file_name(str(path))
     return sorted(files)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from .._checks import check_file_name, check_whole
 from .._io import digest_file, join_digests
-from .._text import check_encodable
 from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
@@ -61,7 +61,7 @@ class Request:
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
 
     def __post_init__(self):
-        if not 0 <= self.seed < _MAX_SEED:
+        if not 0 <= check_whole(self.seed, "seed") < _MAX_SEED:
             raise InvalidInput(
                 f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}."
             )
@@ -71,7 +71,7 @@ class Request:
             )
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
-                check_encodable(path)
+                check_file_name(path)
 
     @property
     def is_code(self) -> bool:

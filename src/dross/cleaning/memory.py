@@ -251,6 +251,7 @@ def _as_array(x: Any, who: str) -> tuple[np.ndarray, DataTypes]:
         is_array = isinstance(x, sparse.sparray)
         return x.toarray(), DataTypes("sparse", sparse_format=x.format, sparse_array=is_array)
     types = DataTypes("array" if isinstance(x, np.ndarray) else "list")
+    x = _fill_masked(x)
     if isinstance(x, Sequence) and all(isinstance(cell, str) for cell in x):
         return np.array(x, dtype=object), types
     try:
@@ -350,10 +351,21 @@ def _as_labels(y: Any, part: _Part, who: str) -> Series:
     return _simplify(y, who) if y.dtype == object else y
 
 
+def _fill_masked(x: Any) -> Any:
+    """An array in which nan or None stands for each cell that is masked; others as they are."""
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    if not np.ma.getmaskarray(x).any():
+        return x.data
+    if x.dtype.kind in "buif":
+        return np.ma.filled(x.astype(np.float64), np.nan)
+    return np.ma.filled(x.astype(object), None)
+
+
 def _as_column(y: Any, who: str) -> Series:
     try:
         is_text = isinstance(y, (list, tuple)) and any(isinstance(label, str) for label in y)
-        array = np.array(y, dtype=object) if is_text else np.asarray(y)
+        array = np.array(y, dtype=object) if is_text else np.asarray(_fill_masked(y))
     except ValueError as error:
         raise InvalidInput(f"{who} is not a list of labels: {first_line(error)}.") from None
     if array.ndim == 2 and array.shape[1] == 1:

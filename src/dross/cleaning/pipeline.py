@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas
 
+from .._checks import check_folder
 from .._figures import encode_png
 from .._io import digest_file, sync_folder, write_bytes, write_json
 from .._progress import Overall, overall_progress, report
@@ -32,6 +33,7 @@ from .project import DIGESTED, LABELS, Project, claimed_folder
 from .project_files import INFO, to_json, write_sealed
 from .project_info import CheckedInfo, JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 from .report import write_report
+from .tables import encode_csv
 from .training import SearchResult
 from .user_code import source_digest
 
@@ -143,6 +145,10 @@ def clean(
         worst = project.table.sort_values("harm_rank").head(20)
         X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
+    if data is None:
+        raise InvalidInput(
+            "Pass the data: the name of a file or a folder, or a frame or an array with its labels."
+        )
     options = Options(
         model=model,
         make=make,
@@ -166,7 +172,7 @@ def clean(
         "backbone": backbone,
     }
     parts = {"validation": validation, "test": test}
-    folder = _default_folder(data) if out is None else Path(out)
+    folder = _default_folder(data) if out is None else Path(check_folder(out, "out"))
     where = choose_device(device)
     say = say or (lambda _: None)
     # for data from Python's memory, until the project's folder keeps them
@@ -404,7 +410,7 @@ def write_tables(
     write_bytes(folder / "instances.parquet", instances.to_parquet())
     scores = instances.drop(columns="row").reset_index()  # `source` says it for people
     write_bytes(folder / "scores.parquet", scores.to_parquet())
-    write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
+    write_bytes(folder / "scores.csv", encode_csv(_disarm(scores)))
     info = replace(info, digests={name: digest_file(folder / name) for name in digested})
     write_report(Project(folder, info))
     write_sealed(folder / INFO, info)

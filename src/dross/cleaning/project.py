@@ -33,9 +33,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .._checks import check_file_name, check_folder
 from .._figures import open_axes
 from .._io import hold_lock, make_folder
-from .._text import check_encodable
 from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from .decisions import TRAIN, Decision, Decisions, set_decisions_aside
 from .duplicates import FILE as COPIES
@@ -115,7 +115,7 @@ class Project:
             CorruptFile: the folder is missing, unfinished, or not one of dross.
             DrossError: project.json cannot be read.
         """
-        folder = Path(folder)
+        folder = Path(check_folder(folder, "folder"))
         if not (folder / INFO).is_file():
             raise CorruptFile(explain_missing(folder))
         return Project(folder, read_sealed(folder / INFO, ProjectInfo))
@@ -499,7 +499,7 @@ def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Pro
         InvalidInput: the folder holds something else, or another process writes to it.
         DrossError: it cannot be written.
     """
-    check_encodable(str(folder))
+    check_file_name(str(folder))
     if info.request.memory is None:  # else the folder itself keeps the inputs
         check_output_folder(folder, input_paths(info.request))
     if folder.exists() and not folder.is_dir():

@@ -165,7 +165,7 @@ class _TextFormat(TableFormat):
         return frame, notes
 
     def write(self, frame: Frame) -> bytes:
-        return frame.to_csv(index=False, sep=self.separator, lineterminator="\n").encode("utf-8")
+        return encode_csv(frame, self.separator)
 
     def load(self, raw: bytes) -> Frame:
         return pandas.read_csv(io.BytesIO(raw), sep=self.separator)
@@ -343,6 +343,24 @@ def parse_csv(
         rows[line] = row + [""] * (len(names) - len(row))
     table = pandas.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=object)
     return table, short
+
+
+def encode_csv(frame: Frame, separator: str = ",") -> bytes:
+    """A table as CSV. Lines end with a line feed."""
+    lines = _LineFeeds(newline="")
+    frame.to_csv(lines, index=False, sep=separator, lineterminator="\r\n")
+    return lines.getvalue().encode("utf-8")
+
+
+class _LineFeeds(io.StringIO):
+    """Takes lines that end with CR LF, and ends them with LF.
+
+    csv quotes a cell with a carriage return, which would end a line for a reader, only where line
+    ends have one.
+    """
+
+    def write(self, line: str) -> int:
+        return super().write(line.removesuffix("\r\n") + "\n")
 
 
 def _is_blank(record: list[str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..data.batch import Batch
@@ -108,6 +109,13 @@ def device_and_dtype(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InvalidInput("The model has no parameters to train.")
+    if any(is_lazy(p) for p in parameters):
+        raise InvalidInput(
+            "The model has lazy parameters that are not initialized: call it once on a batch, and "
+            "make the optimizer afterwards."
+        )
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput("Nothing can be differentiated inside torch.inference_mode().")
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
         raise NotSupported(
@@ -115,6 +123,11 @@ def device_and_dtype(
             f"{sorted(map(str, kinds))}."
         )
     device, dtype = kinds.pop()
+    if device.type == "meta" and not without_weights:
+        raise InvalidInput(
+            "The model is on the meta device and has no weights. Move it to a real one with "
+            "model.to_empty(device=...), and initialize it."
+        )
     trained = {id(p) for p in parameters} if device.type == "meta" and without_weights else set()
     device = torch.get_default_device() if trained else device
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
