@@ -399,7 +399,9 @@ def compute_features(
     count = len(data.source)
     store = _store(folder, backbone, data_digest)
     store.begin()
-    items = data.source.modality.load_item(data.source.content, data.root)
+    load_item = data.source.modality.load_item
+    assert load_item is not None  # a backbone is refused for all other data
+    items = load_item(data.source.content, data.root)
     compute = None
     chunks = []
     with progress_bar(f"features by {backbone}", count, show=progress, unit="instances") as bar:

@@ -32,19 +32,19 @@ _INSPECTED = 200  # images, to find out whether they are grey and of one size
 _MEASURED = 2000  # images, for the mean and the deviation of the pixels
 
 
-class _Images(Modality):
-    def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
-        assert root is not None
-        paths = content["path"].tolist()
-        return lambda k: load_image(root / paths[k])
+def _load_item(content: Frame, root: Path | None) -> Callable[[int], Any]:
+    assert root is not None
+    paths = content["path"].tolist()
+    return lambda k: load_image(root / paths[k])
 
 
-IMAGES = _Images(
+IMAGES = Modality(
     "images",
     labels="annotated",
     as_read="pixels",
     backbone="efficientnet-lite0",
     has_images=True,
+    load_item=_load_item,
 )
 
 

@@ -11,7 +11,7 @@ import pandas
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .task import CLASSIFICATION, REGRESSION, Task
+from .task import CLASSIFICATION, REGRESSION, LabelTask
 
 # typed as Any: the types of pandas are hard to satisfy
 Frame = Any  # a pandas.DataFrame
@@ -40,15 +40,13 @@ class Modality:
     has_text: bool = False  # an instance is one text, in the column `text`
     has_images: bool = False  # an instance is a file, in the column `path`
     has_tokens: bool = False  # scores are of tokens, too, and labels are not changed
+    # (content, root of the files) -> a function from a place to what a pretrained model sees there
+    load_item: Callable[[Frame, Path | None], Callable[[int], Any]] | None = None
 
     @property
     def has_columns(self) -> bool:
         """Whether an instance is a row of cells."""
         return not self.has_text and not self.has_images
-
-    def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
-        """A function from a place in `content` to what a pretrained model sees there."""
-        raise NotImplementedError(f"no pretrained model sees a {self.name}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Source:
     notes: list[str] = field(default_factory=list)  # for the user: what was inferred or left out
 
     @property
-    def task(self) -> Task:
+    def task(self) -> LabelTask:
         """What is learned."""
         return CLASSIFICATION if self.labels.dtype.kind in "OUT" else REGRESSION
 
@@ -187,7 +185,7 @@ class PreparedData:
         return self.source.take(self.parts[part])
 
     def targets(self, labels: np.ndarray) -> Tensor:
-        """Labels as the model learns them: int64 [N], or float32 [N, 1] for a regression."""
+        """Labels as a model is trained on them: int64 [N], or float32 [N, 1] for a regression."""
         return self.source.task.encode(labels, self.source.classes, self.scale)
 
 

@@ -1,6 +1,7 @@
 """What is learned: classes, or numbers. How their labels are read, encoded and shown."""
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,14 +96,18 @@ class Task:
         """The mean and the deviation by which labels are standardized."""
         return 0.0, 1.0
 
+
+class LabelTask(Task, ABC):
+    """A task whose labels become the targets of a model."""
+
+    @abstractmethod
     def encode(
         self, labels: np.ndarray, classes: Sequence[str], scale: tuple[float, float]
     ) -> Tensor:
-        """Labels as the model learns them: int64 [N] of classes, float32 [N, 1] of numbers."""
-        raise NotImplementedError
+        """Labels as a model is trained on them: int64 [N] of classes, float32 [N, 1] of numbers."""
 
 
-class _Classification(Task):
+class _Classification(LabelTask):
     def classes(self, labels: np.ndarray) -> list[str]:
         return sorted(set(labels), key=_natural_order)
 
@@ -134,7 +139,7 @@ class _Classification(Task):
         return torch.tensor([number[label] for label in labels], dtype=torch.int64)
 
 
-class _Regression(Task):
+class _Regression(LabelTask):
     def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
         check_size(names, column, labels)
         if float(np.std(labels)) == 0:

@@ -17,12 +17,18 @@ _MAX_BYTES = 400 << 20  # of the vectors of all texts together
 SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
 
 
-class _Text(Modality):
-    def load_item(self, content: Frame, root: Path | None) -> Callable[[int], Any]:
-        return content["text"].fillna("").astype(str).tolist().__getitem__
+def _load_item(content: Frame, root: Path | None) -> Callable[[int], Any]:
+    return content["text"].fillna("").astype(str).tolist().__getitem__
 
 
-TEXT = _Text("text", labels="annotated", as_read="tf-idf", backbone="wordllama", has_text=True)
+TEXT = Modality(
+    "text",
+    labels="annotated",
+    as_read="tf-idf",
+    backbone="wordllama",
+    has_text=True,
+    load_item=_load_item,
+)
 
 
 class TextEncoder:

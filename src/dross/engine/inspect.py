@@ -103,6 +103,8 @@ def device_and_dtype(
 ) -> tuple[torch.device, torch.dtype]:
     """Where the parameters to train are, and their type; both must be one and the same for all.
 
+    A model that cannot be trained as it is, is refused here.
+
     without_weights: they may be on the meta device, where their own values are not used. Then
         the default device is meant.
     """

@@ -12,6 +12,7 @@ By default every step is kept where all states take at most 128 MB, and checkpoi
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from .._checks import check_whole
@@ -24,27 +25,18 @@ _SMALL_TAPE_BYTES = 128 << 20  # states of this size are all kept by default
 _DEFAULT_MEMORY_BYTES = 1 << 30  # where a budget names only the bytes on disk
 
 
-class Keep:
+class Keep(ABC):
     """What every strategy must answer."""
 
-    @property
-    def every_state(self) -> bool:
-        """Whether the state before every step is kept, not only before a segment's first."""
-        return False
-
-    def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """The number of steps for the segment that starts at step `first`, once resolved."""
-        raise NotImplementedError
-
-    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
-        """The strategy to use for a run whose sizes are known.
+    @abstractmethod
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Spacing":
+        """Which states are kept of a run whose sizes are known.
 
         Arguments:
             planned: the number of steps, where it is known.
             state_bytes: the size of one state.
             step_bytes: the size of one step without its state.
         """
-        return self
 
     @property
     def last_epochs(self) -> int | None:
@@ -57,6 +49,23 @@ class Keep:
         return None
 
 
+class Spacing(Keep):
+    """A strategy that does not depend on the sizes of the run."""
+
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Spacing":
+        """Itself."""
+        return self
+
+    @property
+    def every_state(self) -> bool:
+        """Whether the state before every step is kept, not only before a segment's first."""
+        return False
+
+    @abstractmethod
+    def length(self, first: int, planned: int | None, state_bytes: int) -> int:
+        """The number of steps for the segment that starts at step `first`."""
+
+
 def check_keep(keep: object) -> None:
     """Refuse anything that is not a strategy; None stands for the default one."""
     if keep is not None and not isinstance(keep, Keep):
@@ -66,7 +75,7 @@ def check_keep(keep: object) -> None:
 
 
 @dataclass(frozen=True)
-class EveryStep(Keep):
+class EveryStep(Spacing):
     """Keep the state before every step: the quickest retrace, and the most disk.
 
     A retrace reads every state and replays no step.
@@ -83,7 +92,7 @@ class EveryStep(Keep):
 
 
 @dataclass(frozen=True)
-class Checkpoints(Keep):
+class Checkpoints(Spacing):
     """Keep one state per `every` steps; a retrace replays the steps between them.
 
     Arguments:
@@ -114,14 +123,14 @@ class Checkpoints(Keep):
 class DefaultRetention(Checkpoints):
     """What is kept when the caller does not say: every step of a small run, else checkpoints."""
 
-    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Spacing:
         """Every step where all states are small, and checkpoints otherwise."""
         small = planned is not None and planned * state_bytes <= _SMALL_TAPE_BYTES
         return EveryStep() if small else Checkpoints()
 
 
 @dataclass(frozen=True)
-class LastEpochs(Keep):
+class LastEpochs(Spacing):
     """Keep only the last epochs of a run; a retrace then covers those.
 
     Arguments:
@@ -196,7 +205,7 @@ class Budget(Keep):
         """`in_memory`, or its default."""
         return min(self.bytes, _DEFAULT_MEMORY_BYTES) if self.in_memory is None else self.in_memory
 
-    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Spacing:
         """Every step where all states fit; otherwise a spacing of checkpoints with which they do.
 
         Raises:
