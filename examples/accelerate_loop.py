@@ -1,6 +1,6 @@
 """A loop of your own with accelerate, recorded: which wrong labels make the model worse?
 
-    pip install dross accelerate
+    pip install . accelerate
     python examples/accelerate_loop.py
 
 Four lines are dross's; the rest is a loop as accelerate's documentation writes it, with gradient

@@ -1,6 +1,6 @@
 """Fine-tune a tiny language model on chats of which some are wrong, and find those.
 
-    pip install 'dross[finetuning]'
+    pip install '.[finetuning]'
     python examples/chats_small.py
 
 Nothing is downloaded. A Transformer of 84,000 parameters learns a few hundred sentences from

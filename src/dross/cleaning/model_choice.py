@@ -9,11 +9,11 @@ from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
 from .features import (
     NONE,
+    backbone_command,
     check_backbone,
     compute_features,
     encode,
     encode_again,
-    install_command,
     is_installed,
 )
 from .images import ImageEncoder
@@ -77,9 +77,9 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if is_installed(usual):
         return usual, ""
     if modality.has_text:
-        return NONE, f"Learned from tf-idf alone; to try embeddings too: {install_command(usual)}"
+        return NONE, f"Learned from tf-idf alone; to try embeddings too: {backbone_command(usual)}"
     how = "a small network learns the images from scratch, as thumbnails"
-    return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
+    return NONE, f"No pretrained model is installed: {how}. Install one: {backbone_command(usual)}"
 
 
 def list_candidates(job: Job) -> list[Candidate]:

@@ -5,6 +5,7 @@ report) and what `integrations/transformers/` has (recording, scores per token),
 transformers and peft are imported only when something is fine-tuned.
 """
 
+from .._extras import install_command
 from ..errors import InvalidInput, first_line
 
 try:
@@ -13,5 +14,5 @@ try:
 except ImportError as error:
     raise InvalidInput(
         f"Fine-tuning needs transformers and accelerate ({first_line(error)}): "
-        "pip install 'dross[finetuning]'."
+        f"{install_command('finetuning')}."
     ) from None

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from .._extras import install_command
 from ..cleaning.chats import ChatOptions
 from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
@@ -44,7 +45,7 @@ def _import(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise InvalidInput(f"{what} {name}: pip install 'dross[finetuning]'.") from None
+        raise InvalidInput(f"{what} {name}: {install_command('finetuning')}.") from None
 
 
 def load(options: ChatOptions) -> Loaded:

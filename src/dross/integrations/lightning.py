@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .._extras import install_command
+
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities import GradClipAlgorithmType
 except ImportError as error:
     raise ImportError(
-        "dross.integrations.lightning needs lightning: pip install 'dross[lightning]'."
+        f"dross.integrations.lightning needs lightning: {install_command('lightning')}."
     ) from error
 
 from ..data.dataset import Collated

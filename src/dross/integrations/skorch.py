@@ -15,13 +15,15 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Subset
 
+from .._extras import install_command
+
 try:
     from skorch import NeuralNetBinaryClassifier
     from skorch.callbacks import Callback, GradientNormClipping
     from skorch.dataset import unpack_data
 except ImportError as error:
     raise ImportError(
-        "dross.integrations.skorch needs skorch: pip install 'dross[skorch]'."
+        f"dross.integrations.skorch needs skorch: {install_command('skorch')}."
     ) from error
 
 from ..data.dataset import Collated, ModelKwargs

@@ -7,12 +7,14 @@ trainer.train()
 scores = trainer.recorded_run().influence(trainer.loss_of(validation))
 """
 
+from ..._extras import install_command
+
 try:
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "dross.integrations.transformers needs transformers and accelerate: "
-        "pip install 'dross[transformers]'."
+        f"{install_command('transformers')}."
     ) from error
 
 from .losses import InstanceLosses, loss_of
