@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.cleaning.tables import check_separator, decode_text, guess_separator, parse_csv
+from dross.cleaning.csv_text import check_separator, decode_text, guess_separator, parse_csv
 from dross.errors import InvalidInput
 
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 import dross
 from dross import cli
 from dross.cleaning import examine
+from dross.cleaning.formats import Reading, copy_table
 from dross.cleaning.images import place_images
 from dross.cleaning.modality import RowEdits
-from dross.cleaning.tables import Reading, copy_table
 from dross.demo import load_flipped_digits, write_images
 from dross.errors import InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table

@@ -7,9 +7,9 @@ import numpy as np
 import pandas
 import pytest
 
+from dross.cleaning.formats import FORMATS, Reading, TableFormat, copy_table
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import RowEdits
-from dross.cleaning.tables import FORMATS, Reading, TableFormat, copy_table
 from dross.errors import InvalidInput
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning import tables
+from dross.cleaning import formats, tables
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import join_parts
 from dross.errors import InvalidInput
@@ -113,7 +113,7 @@ def test_what_counts_as_missing_can_be_said(tmp_path):
     prepared = prepare(Request(path, "kind", na=["x"]))
     assert prepared.source.classes == ["-", "NA", "None"] and len(prepared.source) == 90
     assert "In 'kind', 'x' (30) counts as missing" in " ".join(prepared.notes)
-    frame, notes = tables.read_frame(tmp_path / "t.csv", reading=tables.Reading(), needed=["kind"])
+    frame, notes = tables.read_frame(tmp_path / "t.csv", reading=formats.Reading(), needed=["kind"])
     assert frame["kind"].notna().sum() == 30 and "`na`" in notes[-1]
     assert "'NA' (30), 'None' (30), '-' (30) count as missing" in notes[-1]
 

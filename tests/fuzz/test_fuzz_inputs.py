@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dross.cleaning.formats import FORMATS, Reading, copy_table
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import PreparedData, RowEdits, data_digest
-from dross.cleaning.tables import FORMATS, Reading, copy_table
 from dross.errors import DrossError
 from tests.fuzz.effort import rounds
 from tests.fuzz.mutate import damage

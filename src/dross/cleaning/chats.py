@@ -14,8 +14,8 @@ import pyarrow.parquet as parquet
 
 from .._checks import check_count, check_name
 from ..errors import InvalidInput, first_line
+from .formats import find_format, is_parquet, read_bytes
 from .modality import Frame, Modality, RowEdits
-from .tables import find_format, is_parquet, read_bytes
 
 CHATS = Modality("chats", has_text=True, has_tokens=True)
 JSONL = (".jsonl", ".ndjson")

@@ -17,13 +17,13 @@ from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
+from .formats import FORMATS, copy_table, read_bytes
 from .images import copy_images
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
 from .modality import RowEdits
 from .project import Project, compare_digests
 from .project_files import MEND, is_written_by_dross
-from .tables import FORMATS, copy_table, read_bytes
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 

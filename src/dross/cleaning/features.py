@@ -21,9 +21,10 @@ from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
+from .formats import is_parquet, read_bytes, read_parquet
 from .images import IMAGES
 from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
-from .tables import LARGEST_INPUT, is_parquet, read_bytes, read_parquet
+from .tables import LARGEST_INPUT
 from .task import LARGEST
 from .text import SCALE, TEXT
 

@@ -16,9 +16,10 @@ from .._checks import check_file_name
 from .._io import digest_bytes, join_digests, make_folder, sync_folder
 from .._text import printable, say_count
 from ..errors import InvalidInput
+from .formats import Reading
 from .memory import is_in_array, read_image
 from .modality import Frame, Modality, RowEdits, Source
-from .tables import Reading, as_text, has_content, read_frame
+from .tables import as_text, has_content, read_frame
 
 # Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")

@@ -12,6 +12,7 @@ from .._io import digest_file, join_digests
 from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
+from .formats import Reading
 from .images import IMAGES, ImageEncoder, list_images, read_folder, read_listing
 from .memory import DataTypes, is_stored_file, pixels_of
 from .modality import (
@@ -25,7 +26,6 @@ from .modality import (
 )
 from .tables import (
     TABLE,
-    Reading,
     TableEncoder,
     check_cells,
     describe_columns,

@@ -19,6 +19,7 @@ from .._version import __version__
 from ..engine.device import choose_device
 from ..errors import InvalidInput
 from .checked_labels import CheckedLabels, discard_outdated_results, read_checked, read_earlier
+from .csv_text import encode_csv
 from .duplicates import FILE as COPIES
 from .duplicates import MOST_COMPARED, Copies, CopyCounts, find_copies, join_content
 from .examine import Outcome, examine
@@ -33,7 +34,6 @@ from .project import DIGESTED, LABELS, Project, claimed_folder
 from .project_files import INFO, to_json, write_sealed
 from .project_info import CheckedInfo, JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 from .report import write_report
-from .tables import encode_csv
 from .training import SearchResult
 from .user_code import source_digest
 
