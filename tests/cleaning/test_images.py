@@ -8,11 +8,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image, features
+from PIL import ExifTags, Image, features
+from PIL.PngImagePlugin import PngInfo
 
 from dross.cleaning import images
+from dross.cleaning.duplicates import find_copies
 from dross.cleaning.images import ImageEncoder
 from dross.cleaning.inputs import Request, prepare
+from dross.cleaning.modality import RowEdits
 from dross.errors import InvalidInput
 from tests.fuzz.mutate import damage
 
@@ -71,6 +74,52 @@ def test_thumbnails_show_what_is_learnt(tmp_path):
     shown = images.load_thumbnail(tmp_path / "deep.png")
     assert shown.dtype == np.uint8 and shown.shape == (8, 8, 3)
     np.testing.assert_allclose(shown[..., 0], shades / 257, atol=0.51)
+
+
+def turned_by(orientation):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_the_exif_orientation_is_applied(tmp_path, suffix):
+    """The same bytes of pixels, once as they are and once with the mark of a turned camera."""
+    stored = Image.fromarray(plain(np.random.default_rng(0), 0)).resize((24, 16))
+    stored.save(tmp_path / f"plain{suffix}")
+    pixels = np.asarray(images.load_image(tmp_path / f"plain{suffix}"))
+    expected = {1: pixels, 2: pixels[:, ::-1], 3: np.rot90(pixels, 2), 4: pixels[::-1]}
+    expected |= {5: np.swapaxes(pixels, 0, 1), 6: np.rot90(pixels, -1), 8: np.rot90(pixels)}
+    expected[7] = np.rot90(expected[5], 2)
+    for orientation, upright in expected.items():
+        path = tmp_path / f"{orientation}{suffix}"
+        stored.save(path, exif=turned_by(orientation))
+        np.testing.assert_array_equal(images.load_image(path), upright, f"{orientation}")
+
+
+def test_a_turned_image_and_its_upright_twin_are_copies_that_keep_their_bytes(tmp_path):
+    folder = write_set(tmp_path / "p", lambda rng, _: plain(rng, 0)[:, :6], count=24)
+    upright = np.asarray(Image.open(folder / "cat" / "0.png"))
+    turned = folder / "dog" / "turned.png"
+    Image.fromarray(np.rot90(upright)).save(turned, exif=turned_by(6))
+    stored = turned.read_bytes()
+    prepared = prepare(Request(str(folder)))
+    learned = ImageEncoder(prepared.source.content, folder)
+    both = learned(pandas.DataFrame({"path": ["cat/0.png", "dog/turned.png"]}))
+    assert torch.equal(both[0], both[1])
+    shown = images.load_thumbnail(turned)
+    np.testing.assert_array_equal(shown, images.load_thumbnail(folder / "cat" / "0.png"))
+    copies, _ = find_copies(prepared, progress=False)
+    assert set(copies.table["source"]) == {"cat/0.png", "dog/turned.png"}
+    images.copy_images(folder, tmp_path / "copy", RowEdits(), confirm=lambda digest: None)
+    assert (tmp_path / "copy" / "dog" / "turned.png").read_bytes() == stored
+
+
+def test_damaged_exif_data_leave_the_image_as_it_is_stored(tmp_path):
+    text = PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n   4\nnot hexadecimal")
+    Image.new("RGB", (16, 8)).save(tmp_path / "a.png", pnginfo=text)
+    assert images.load_image(tmp_path / "a.png").size == (16, 8)
 
 
 def test_images_that_are_all_the_same_are_noticed(tmp_path):

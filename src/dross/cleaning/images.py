@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from .._checks import check_file_name
 from .._io import digest_bytes, join_digests, make_folder, sync_folder
@@ -31,6 +31,15 @@ _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
 _INSPECTED = 200  # images, to find out whether they are grey and of one size
 _MEASURED = 2000  # images, for the mean and the deviation of the pixels
+_TURNS = {  # EXIF orientation -> what makes the image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def _load_item(content: Frame, root: Path | None) -> Callable[[int], Any]:
@@ -163,7 +172,8 @@ def _open(path: Path) -> np.ndarray | None:
     """The pixels between 0 and 255, [H, W, 3]; None if the file is broken or missing.
 
     They are uint8, or float32 where an image has more than 256 shades: grey ones of 16 bits, or
-    floating ones between 0 and 1.
+    floating ones between 0 and 1. The EXIF orientation is applied. Every image of a file is decoded
+    here, so that models learn what people see.
     """
     if is_in_array(path):
         return read_image(path)
@@ -172,7 +182,8 @@ def _open(path: Path) -> np.ndarray | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=_FORMATS) as image:
+            with Image.open(path, formats=_FORMATS) as file:
+                image = _turn_upright(file)
                 if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
                     return np.asarray(image.convert("RGB"))
                 shades = np.asarray(image, dtype=np.float32)
@@ -185,6 +196,17 @@ def _open(path: Path) -> np.ndarray | None:
             f"from 0 (black) to {white:g} (white). Save the images with 8 or 16 bits."
         )
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
+
+
+def _turn_upright(image: Image.Image) -> Image.Image:
+    """The image in the orientation that its EXIF data name; as it is stored if they are damaged."""
+    image.load()  # what fails here is a damaged image
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF data can fail anywhere as well
+        return image
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def _open_again(path: Path) -> np.ndarray:
