@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import pkgutil
-import re
 import subprocess
 import sys
 import tomllib
@@ -138,7 +137,7 @@ def test_an_error_is_a_message_not_a_traceback(arguments, tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
     result = run_command(*arguments, folder=tmp_path)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert re.match(r"DrossError:|CorruptFile:", result.stderr)
+    assert result.stderr.startswith("Error: ")
 
 
 def test_debug_shows_the_traceback(tmp_path):

@@ -53,22 +53,20 @@ BROKEN = "raise RuntimeError('operator torchvision::nms does not exist')"
 
 
 @pytest.mark.parametrize(
-    ("library", "error", "said"),
+    ("library", "said"),
     [
         (
             OFFLINE,
-            "InvalidInput",
             "weights of the backbone timm:resnet18 cannot be fetched",
         ),
         (
             BROKEN,
-            "InvalidInput",
             "is installed, but cannot be imported here (RuntimeError: operator",
         ),
     ],
 )
 def test_a_backbone_that_cannot_be_loaded(
-    run, images, tmp_path, monkeypatch, caplog, library, error, said
+    run, images, tmp_path, monkeypatch, caplog, library, said
 ):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "timm.py").write_text(library)
@@ -77,8 +75,8 @@ def test_a_backbone_that_cannot_be_loaded(
     before = sorted(images.rglob("*"))
     words = ("clean", images, "--out", tmp_path / "run", "--epochs", "2")
     code, printed = run(*words, "--backbone", "timm:resnet18")
-    assert code == 1 and error in printed and said in printed and "see the manual" not in printed
-    assert "`backbone`" in printed and not caplog.records  # nothing but the sentence
+    assert code == 1 and said in printed and "see the manual" not in printed
+    assert "--backbone" in printed and not caplog.records  # nothing but the sentence
     assert sorted(images.rglob("*")) == before and not (tmp_path / "run/project.json").exists()
 
 

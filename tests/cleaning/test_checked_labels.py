@@ -102,7 +102,7 @@ def test_an_interrupted_call_goes_on_and_decisions_are_safe(cleaned, again, monk
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(examine, "recommend", interrupted)
         again()
-    with pytest.raises(CorruptFile, match="has not finished"):
+    with pytest.raises(InvalidInput, match="has not finished"):
         Project.open(cleaned.folder)
     cleaned.decisions.record({int(cleaned.labels_to_check.index[1]): ("keep", None)})
     project, _ = again()

@@ -86,7 +86,7 @@ def test_a_clean_that_was_killed_while_reporting_is_finished_by_the_next(little,
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(pipeline, "write_report", interrupted)
         clean(little)
-    with pytest.raises(CorruptFile, match="has not finished"):
+    with pytest.raises(InvalidInput, match="has not finished"):
         Project.open(little)
     clean(little)
     assert contents(little).keys() == expected.keys()

@@ -153,7 +153,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     out = project.folder.parent / "other"
     printed = CliRunner().invoke(cli.app, [*words, str(out)], catch_exceptions=False)
     assert printed.exit_code == 0
-    assumed = "Labels: observed (assumed, change it with `labels` as annotated). They are what"
+    assumed = "Labels: observed (assumed; --labels annotated changes this). They are what"
     assert assumed in " ".join(printed.output.split())
     info = dross.Project.open(out).info
     assert info.training.labels == "observed" and info.options.labels is None

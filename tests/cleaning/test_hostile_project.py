@@ -51,7 +51,7 @@ def evil(little, monkeypatch):
 )
 def test_a_project_causes_no_code_to_be_imported(evil, forged):
     set_in_json(evil / "project.json", **forged)
-    with pytest.raises(InvalidInput, match=r"runs that code: evil:load.*`trust_code`"):
+    with pytest.raises(InvalidInput, match=r"runs that code: evil:load.*`trust_code="):
         dross.judge(evil, remove=3, seeds=2, progress=False)
     judged = CliRunner().invoke(cli.app, ["judge", "run", "--remove", "3"])
     assert isinstance(judged.exception, InvalidInput)
@@ -172,7 +172,7 @@ def test_copy_and_list_come_from_the_same_decisions(little, monkeypatch):
 
 def test_more_than_could_ever_be_done_is_refused_at_once(evil):
     judge = lambda **options: dross.judge(evil, remove=3, progress=False, **options)
-    with pytest.raises(InvalidInput, match=r"seeds must be at most 1,000, not 1.*: each trains"):
+    with pytest.raises(InvalidInput, match=r"`seeds` must be at most 1,000, not 1.*: each trains"):
         judge(seeds=10**40)
     for command in (
         ["judge", "run", "--remove", "3", "--seeds", "1000000"],

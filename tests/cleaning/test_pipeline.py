@@ -9,7 +9,7 @@ import pytest
 import dross
 from dross.cleaning import examine
 from dross.cleaning.project import Project
-from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
+from dross.errors import DrossError, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, interrupted, set_in_json, small_table
 
 
@@ -56,7 +56,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
         clean()
     manifest = out / "runs" / "run-1" / "manifest.json"
     tape = json.loads(manifest.read_text())
-    with pytest.raises(CorruptFile, match="has not finished"):
+    with pytest.raises(InvalidInput, match="has not finished"):
         Project.open(out)
     project = clean()
     assert json.loads(manifest.read_text())["id"] == tape["id"]  # not trained again
@@ -100,7 +100,7 @@ def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
     with pytest.raises(InvalidInput, match="takes images"):
         dross.clean(path, "kind", model="cnn", out=tmp_path / "run", **QUICK)
     dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
-    with pytest.raises(InvalidInput, match="lr must be above 0"):
+    with pytest.raises(InvalidInput, match="`lr` must be above 0"):
         dross.clean(path, "kind", out=tmp_path / "other", **QUICK | {"lr": -1.0})
 
 
@@ -157,16 +157,20 @@ WRONG = {
         "Did you mean 'number'",
     ),
     "an unknown model": (TWO_CLASSES, {"model": "mpl"}, "Did you mean 'mlp'"),
-    "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not 1"),
-    "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
+    "too many epochs": (
+        TWO_CLASSES,
+        {"epochs": 10**40},
+        "`epochs` must be at most 1,000,000, not 1",
+    ),
+    "no epochs": (TWO_CLASSES, {"epochs": 0}, "`epochs` must be at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
     "too many runs": (
         TWO_CLASSES,
         {"repeats": 10**6},
-        "repeats must be at most 1,000, not 1000000",
+        "`repeats` must be at most 1,000, not 1000000",
     ),
     "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
-    "half a run": (TWO_CLASSES, {"repeats": 1.5}, "repeats must be at least 1 and whole"),
+    "half a run": (TWO_CLASSES, {"repeats": 1.5}, "`repeats` must be at least 1 and whole"),
     "no label given": (TWO_CLASSES, {"label": None}, "as `label`"),
 }
 

@@ -82,7 +82,7 @@ def test_errors_are_printed_as_they_are(tmp_path, label):
     done = run_dross("clean", "t.csv", "--label", label + "?", cwd=tmp_path)
     assert done.returncode == 1 and b"Traceback" not in done.stderr
     told = b" ".join(done.stderr.split())
-    assert b"InvalidInput: There is no column named" in told and b"\x1b[31m" not in told
+    assert b"Error: There is no column named" in told and b"\x1b[31m" not in told
     assert b"rate [/s], weight [kg], [bold]x, :warning:, cost $a_b$" in told
 
 

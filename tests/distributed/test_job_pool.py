@@ -176,7 +176,7 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
         pickle.loads(raw)
     for file in (tmp_path / "tape").iterdir():
         file.unlink()
-    with pytest.raises(DrossError, match="There is no tape at"):
+    with pytest.raises(DrossError, match="There is no recorded run at"):
         pickle.loads(raw)
 
 

@@ -208,7 +208,7 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
     monkeypatch.setattr("dross.finetune.clean.estimate", lambda *given: slow)
     _, chats, _ = made
     with pytest.raises(
-        InvalidInput, match=r"about 2\.0 hours without a GPU.*pass `force`"
+        InvalidInput, match=r"about 2\.0 hours without a GPU.*pass `force=True`"
     ) as refused:
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
     for way in ("18 of the 36 examples", "`lora` of 8 and `last_layers` of 2"):
@@ -224,7 +224,7 @@ def test_dross_clean_names_the_command_for_chats(run, made):
 
 def test_missing_packages_are_named_with_the_command(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InvalidInput, match="Adapters need peft: pip install .*'peft>="):
+    with pytest.raises(InvalidInput, match=r"Adapters need peft: pip install .*'peft>="):
         load(ChatOptions(str(model), lora=2))
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(InvalidInput, match="pip install 'transformers>="):

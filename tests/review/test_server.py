@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from dross.errors import CorruptFile, InvalidInput
+from dross.errors import InvalidInput
 from dross.review.server import serve
 from tests.review.review_client import read_address, wait_for
 
@@ -22,7 +22,7 @@ def test_a_taken_port_says_what_to_do(fresh):
 
 
 def test_a_folder_that_is_no_project_says_so(tmp_path):
-    with pytest.raises(CorruptFile, match="dross clean"):
+    with pytest.raises(InvalidInput, match="dross clean"):
         serve(tmp_path, open_browser=False)
 
 

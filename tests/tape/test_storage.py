@@ -143,7 +143,7 @@ def test_a_damaged_segment_is_refused_and_not_kept(record, bucket):
 def test_other_faults(record, bucket, monkeypatch, tmp_path):
     p = problem("mlp", "sgd")
     run = record(p)
-    with pytest.raises(DrossError, match=rf"There is no tape at {bucket}"):
+    with pytest.raises(DrossError, match=rf"There is no recorded run at {bucket}"):
         open_run(p, bucket)
     upload(run, bucket)
     again = open_run(p, bucket)

@@ -78,17 +78,19 @@ class ChatOptions:
 
     def __post_init__(self):
         why = "each goes through all examples again"
-        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=why)
-        check_count(self.epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
+        check_count(self.repeats, "`repeats`", at_most=_MAX_RUNS, because=why)
+        check_count(self.epochs, "`epochs`", at_most=_MAX_EPOCHS, because=why)
         check_count(
-            self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
+            self.batch_size, "`batch_size`", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
         )
         for name in ("lora", "last_layers", "max_tokens"):
             value = getattr(self, name)
             if value is not None:
-                check_count(value, name, at_most=_MAX_TOKENS, because="no model has that many")
+                check_count(
+                    value, f"`{name}`", at_most=_MAX_TOKENS, because="no model has that many"
+                )
         if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
+            raise InvalidInput(f"`lr` must be above 0, not {self.lr}.")
 
     @property
     def learning_rate(self) -> float:

@@ -70,7 +70,7 @@ def find_model(model: Any, task: Task) -> JudgingModel:
         if ":" not in entry:
             raise InvalidInput(
                 f"`estimator` takes sklearn:NAME or module:function, and '{entry}' has no colon. "
-                f"For a class of scikit-learn: `estimator` sklearn:{_nearest(entry, task) or entry}."
+                f"For a class of scikit-learn: `estimator='sklearn:{_nearest(entry, task) or entry}'`."
             )
         estimator = import_function(entry) if _is_own_code(entry) else _find_class(entry, task)
     if isinstance(estimator, type) or (entry and callable(estimator)):
@@ -98,7 +98,7 @@ def _find_class(entry: str, task: Task) -> type:
     if name not in known:
         near = _nearest(name, task, module)
         hint = f" Did you mean {module}:{near}?" if near else ""
-        raise InvalidInput(f"`estimator` {entry}: scikit-learn has no such estimator.{hint}")
+        raise InvalidInput(f"`estimator={entry!r}`: scikit-learn has no such estimator.{hint}")
     return known[name]
 
 
@@ -125,12 +125,12 @@ def _make(make: Any, entry: str) -> Any:
     try:
         return make()
     except Exception as error:  # somebody else's code can fail in any way
-        who = f"`estimator` {entry}" if entry else f"The class {make.__name__}"
+        who = f"`estimator={entry!r}`" if entry else f"The class {make.__name__}"
         needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
         raise InvalidInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "
             f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
-            f"it as `estimator` module:function."
+            f"it as `estimator='module:function'`."
         ) from error
 
 

@@ -76,7 +76,7 @@ def export(
         InvalidInput: there is nothing to apply or nothing to copy, `to` is an input or touches one,
             or it exists and may not be replaced.
         InputChanged: the data have changed since `dross.clean`.
-        CorruptFile: the folder is not a finished project, or a file is damaged.
+        CorruptFile: a file of the project is damaged.
         DrossError: the copy cannot be written.
 
     Example:
@@ -140,7 +140,9 @@ def _check_free(to: Path, listed: Path, overwrite: bool) -> None:
         if path.is_dir():
             raise InvalidInput(f"{path} is a folder that exists. Choose another name.")
         if path.exists() and not overwrite:
-            raise InvalidInput(f"{path} already exists. Choose another name, or pass `overwrite`.")
+            raise InvalidInput(
+                f"{path} already exists. Choose another name, or pass `overwrite=True`."
+            )
 
 
 def _write_copy(project: Project, request: Request, edits: ChosenEdits, to: Path) -> int:

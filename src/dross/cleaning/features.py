@@ -436,7 +436,7 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
             return features
     raise CorruptFile(
         f"{store.folder} lacks a part of the features that the models of this project learned, or "
-        "holds others. Run dross clean again with `overwrite`; your decisions are set aside, not "
+        "holds others. Run dross clean again with `overwrite=True`; your decisions are set aside, not "
         "deleted."
     )
 

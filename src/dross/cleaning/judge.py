@@ -140,7 +140,7 @@ def judge(
         InvalidInput: there is nothing to judge, a number is out of range, the project needs code
             that `trust_code` does not name, or `estimator` cannot be found or fitted.
         InputChanged: the data or the model's module have changed since `dross.clean`.
-        CorruptFile: the folder is not a finished project, or a file is damaged.
+        CorruptFile: a file of the project is damaged.
         DrossError: the folder cannot be written.
 
     Example:
@@ -204,7 +204,7 @@ def check_seeds(count: int) -> None:
     if count < 2:
         raise InvalidInput("A comparison needs at least 2 seeds; 10 are a good number.")
     why = "each trains three models; 10 are a good number"
-    check_count(count, "seeds", at_most=_MAX_SEEDS, because=why)
+    check_count(count, "`seeds`", at_most=_MAX_SEEDS, because=why)
 
 
 @contextmanager

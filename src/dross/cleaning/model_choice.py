@@ -66,7 +66,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
         if options.model == "cnn" and request.backbone != NONE:
             raise InvalidInput(
                 f"A cnn learns images, not the features of {request.backbone}. Choose "
-                f"`model` as linear or mlp, or `backbone` as {NONE}."
+                f"`model='linear'` or `model='mlp'`, or `backbone={NONE!r}`."
             )
         check_backbone(request.backbone, modality)
         return request.backbone, ""

@@ -31,7 +31,7 @@ from .memory import file_name, is_in_memory, keep_files, store_data
 from .modality import PARTS, Frame, PreparedData, data_digest
 from .model_choice import choose_backbone, count_trainings, find_recipe
 from .project import DIGESTED, LABELS, Project, claimed_folder
-from .project_files import INFO, to_json, write_sealed
+from .project_files import INFO, USUAL, to_json, write_sealed
 from .project_info import CheckedInfo, JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 from .report import write_report
 from .training import SearchResult
@@ -261,8 +261,8 @@ def absolute(path: str | os.PathLike) -> str:
 
 def _default_folder(data: Any) -> Path:
     if is_in_memory(data):
-        return Path("runs") / "data"
-    return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
+        return Path(USUAL) / "data"
+    return Path(USUAL) / (Path(str(data).partition(":")[0]).stem or "data")
 
 
 def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
@@ -295,7 +295,7 @@ def _describe_data(prepared: PreparedData, say: Say) -> None:
 def _describe_labels(job: Job) -> str:
     """Which kind of labels is taken for granted, and what it changes."""
     other = "observed" if job.labels == "annotated" else "annotated"
-    how = "" if job.options.labels else f" (assumed, change it with `labels` as {other})"
+    how = "" if job.options.labels else f" (assumed; `labels={other!r}` changes this)"
     if job.labels == "annotated":
         return (
             f"Labels: annotated{how}. Somebody judged each instance, and careful people would "

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._checks import check_file_name, check_folder
 from .._figures import open_axes
 from .._io import hold_lock, make_folder
-from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
+from ..errors import DrossError, InputChanged, InvalidInput
 from .decisions import TRAIN, Decision, Decisions, set_decisions_aside
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
@@ -112,12 +112,13 @@ class Project:
             The project. Its tables are read only when they are used.
 
         Raises:
-            CorruptFile: the folder is missing, unfinished, or not one of dross.
+            InvalidInput: there is no such folder, or `dross clean` has not made or finished it.
+            CorruptFile: project.json is damaged.
             DrossError: project.json cannot be read.
         """
         folder = Path(check_folder(folder, "folder"))
         if not (folder / INFO).is_file():
-            raise CorruptFile(explain_missing(folder))
+            raise InvalidInput(explain_missing(folder))
         return Project(folder, read_sealed(folder / INFO, ProjectInfo))
 
     def __fspath__(self) -> str:
@@ -441,8 +442,7 @@ def reopen_inputs(
     if missing:
         raise InvalidInput(
             f"{project.folder} was made with code that is not a part of dross, and using it runs "
-            f"that code: {', '.join(missing)}. Read it. If you trust it, pass it as `trust_code`: "
-            f"{', '.join(needed)}."
+            f"that code: {', '.join(missing)}. Read it. If you trust it, pass `trust_code={needed}`."
         )
     compare_digests(project, digest_inputs(project.request))
     prepared = prepare(project.request)
@@ -551,7 +551,7 @@ def _enter(folder: Path, info: JobInfo, overwrite: bool) -> Project | None:
         return None  # an attempt that failed before anything else was done
     raise InvalidInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
-        f"`out`, or replace it with `overwrite` "
+        f"`out`, or replace it with `overwrite=True` "
         "(decisions that were made there are set aside, not deleted)."
     )
 

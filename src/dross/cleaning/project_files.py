@@ -25,6 +25,7 @@ from .modality import Frame
 INFO = "project.json"
 BEGUN = "begun.json"
 LOCK = "dross.lock"
+USUAL = "runs"  # the folder that projects lie in by default
 MEND = "Run dross clean again; your decisions are kept."
 T = TypeVar("T")
 
@@ -108,14 +109,21 @@ def _walk(folder: Path, under: str) -> Iterator[str]:
 
 def explain_missing(folder: Path) -> str:
     """Why a folder has no project.json, and what to do."""
-    if not folder.exists():
-        return f"There is no folder {folder}. Run dross clean first."
     if (folder / BEGUN).exists():
         return f"dross clean has not finished in {folder}. Run the same command again to resume."
-    return (
-        f"{folder} is not a folder that `dross clean` made: {INFO} is missing. "
-        "Run dross clean first."
-    )
+    others = sorted({path.parent for path in (*folder.glob(f"*/{INFO}"), *_list_beside(folder))})
+    shown = ", ".join(map(str, others[:3]))
+    hint = f"Pass one that dross clean made: {shown}." if others else "Run dross clean first."
+    if not folder.exists():
+        return f"There is no folder {folder}. {hint}"
+    if folder.is_dir():
+        return f"{folder} is not a folder that dross clean made. {hint}"
+    return f"{folder} is a file, not the folder that dross clean made of it. {hint}"
+
+
+def _list_beside(folder: Path) -> list[Path]:
+    """project.json of the finished projects beside a folder, and in the usual folder of projects."""
+    return [*folder.parent.glob(f"*/{INFO}"), *folder.parent.glob(f"{USUAL}/*/{INFO}")]
 
 
 # --- their content --------------------------------------------------------------------------------

@@ -40,19 +40,19 @@ class Options:
 
     def __post_init__(self):
         why = "each trains new models and keeps them on the disk"
-        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=why)
+        check_count(self.repeats, "`repeats`", at_most=_MAX_RUNS, because=why)
         why = "each is checked by a training without it"
-        check_count(self.check, "check", at_least=1, at_most=_MAX_CHECKED, because=why)
+        check_count(self.check, "`check`", at_least=1, at_most=_MAX_CHECKED, because=why)
         if self.epochs is not None:
             check_epochs(self.epochs)
         if self.batch_size is not None:
             check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
         if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
+            raise InvalidInput(f"`lr` must be above 0, not {self.lr}.")
         if self.model is not None:
             check_name("model", self.model, MODELS)
         if self.labels is not None:
-            check_name("labels", self.labels, tuple(PRIORS))
+            check_name("kind of labels", self.labels, tuple(PRIORS))
 
 
 @dataclass(frozen=True, kw_only=True)

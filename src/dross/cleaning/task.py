@@ -122,7 +122,7 @@ class _Classification(LabelTask):
             raise InvalidInput(
                 f"'{column}' has {len(classes)} different values for {len(labels)} instances: "
                 "too many to be classes. Is it the right column? For a number to be predicted, "
-                "pass `task` as regression."
+                "pass `task='regression'`."
             )
 
     def rare(self, labels: np.ndarray) -> list[str]:

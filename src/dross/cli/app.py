@@ -11,10 +11,9 @@ from rich.text import Text
 from typer import Option
 
 from .._environment import prepare_environment
-from .._text import printable
 from .._version import __version__
 from ..errors import DrossError
-from .output import PlainConsole, console
+from .output import PlainConsole, as_typed, console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,8 +68,9 @@ def main() -> None:
     except DrossError as error:
         if "--debug" in sys.argv:
             raise
-        name = (f"{type(error).__name__}: ", "bold red")
-        PlainConsole(stderr=True).print(Text.assemble(name, printable(str(error))))
+        PlainConsole(stderr=True).print(
+            Text.assemble(("Error: ", "bold red"), as_typed(str(error)))
+        )
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:

@@ -1,7 +1,11 @@
 """What the commands print, for people and with `--json`: findings, verdicts, recorded runs."""
 
+import ast
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,6 +24,61 @@ if TYPE_CHECKING:
     from ..tape.reader import Tape
 
 
+# options whose names differ from those of the arguments in Python
+_NAMES = {"columns": "column", "n_jobs": "jobs", "make": "model", "open_browser": "browser"}
+_ARGUMENT = re.compile(r"`(?P<name>[a-z_]+)(=(?P<value>[^`]+))?`")
+
+
+@cache
+def _list_options() -> dict[str, str]:
+    """{argument in Python: option} of all commands."""
+    from typer.main import get_command
+
+    from .app import app
+
+    commands: Any = get_command(app)
+    options = {
+        str(option.name): str(option.opts[0])
+        for command in commands.commands.values()
+        for option in command.params
+        if option.param_type_name == "option"
+    }
+    return options | {argument: options[option] for argument, option in _NAMES.items()}
+
+
+def name_options(text: str) -> str:
+    """The text with options in place of the arguments that messages name in backticks.
+
+    "`lr`" becomes "--lr", "`labels='observed'`" becomes "--labels observed", "`overwrite=True`"
+    becomes "--overwrite", and "`columns={'zip': 'category'}`" becomes "--column zip=category".
+    Backticks around anything else stay.
+    """
+    return _ARGUMENT.sub(_name_option, text)
+
+
+def _name_option(match: re.Match[str]) -> str:
+    option = _list_options().get(match["name"])
+    if option is None:
+        return match.group()
+    if match["value"] is None:
+        return option
+    try:
+        value = ast.literal_eval(match["value"])
+    except (ValueError, SyntaxError):
+        return match.group()
+    if value is True:
+        return option
+    if isinstance(value, dict):
+        value = [f"{key}={one}" for key, one in value.items()]
+    values = value if isinstance(value, list) else [value]
+    return " ".join(f"{option} {shlex.quote(str(one))}" for one in values)
+
+
+def as_typed(text: str) -> str:
+    """A message as a terminal shows it: printable, and with options instead of arguments."""
+    return printable(name_options(text))
+
+
 class PlainConsole(Console):
     """A console that prints texts as they are: names and cells may look like rich's markup."""
 
@@ -28,7 +87,7 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text printable on the way; rich calls this for every text that it prints."""
-        return super().render_str(printable(text), **options)
+        return super().render_str(as_typed(text), **options)
 
 
 console = PlainConsole()
@@ -80,7 +139,7 @@ def print_verdict(verdict: "Verdict") -> None:
     """Print a verdict: its sentence, its numbers, and its advice."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
-    console.print(Text.assemble(word, printable(verdict.sentence)))
+    console.print(Text.assemble(word, as_typed(verdict.sentence)))
     names = ["before", "after", "change", "95 % interval", "change, as many random edits"]
     table = Table("on all rows, held out in turn" if verdict.nested else "on the test rows")
     columns = []

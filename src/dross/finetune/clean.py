@@ -265,14 +265,14 @@ def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
     options = tuner.options
     longest = max(len(example["input_ids"]) for example in tuner.examples)
     if share * longest >= 16:
-        ways.append(f"`max_tokens` of {int(share * longest)}")
+        ways.append(f"`max_tokens={int(share * longest)}`")
     if options.lora is None or options.last_layers is None:
-        adapters = "`lora` of 8 and `last_layers` of 2"
+        adapters = "`lora=8` and `last_layers=2`"
         ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
         f"This takes about {say_duration(cost.seconds)} {where}. Nothing that takes more "
-        f"than an hour starts unless you pass `force`. What fits into an hour: "
+        f"than an hour starts unless you pass `force=True`. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
 

@@ -29,13 +29,13 @@ _MAX_STEPS = 100_000_000
 def check_epochs(epochs: Any) -> int:
     """The number of epochs, or InvalidInput."""
     why = "every epoch has its own part of every score"
-    return check_count(epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
+    return check_count(epochs, "`epochs`", at_most=_MAX_EPOCHS, because=why)
 
 
 def check_batch_size(size: Any, at_most: int = _MAX_BATCH_SIZE) -> int:
     """The number of instances per step, or InvalidInput."""
     why = "the instances of a step are in memory together"
-    return check_count(size, "batch_size", at_most=at_most, because=why)
+    return check_count(size, "`batch_size`", at_most=at_most, because=why)
 
 
 class BatchPlan:

@@ -232,8 +232,8 @@ def serve(
             the page may run.
 
     Raises:
-        InvalidInput: The port is taken.
-        CorruptFile: The folder is not a project.
+        InvalidInput: The port is taken, or the folder is not a project.
+        CorruptFile: A file of the project is damaged.
     """
     project = Project.open(folder)
     keys = Keys()

@@ -214,7 +214,9 @@ def read_manifest(where: Path | Storage) -> Manifest:
     try:
         raw = storage.read(MANIFEST)
     except FileNotFoundError:
-        raise DrossError(f"There is no tape at {storage.address}: {MANIFEST} is missing.") from None
+        raise DrossError(
+            f"There is no recorded run at {storage.address}: {MANIFEST} is missing."
+        ) from None
     except NotADirectoryError:
         raise DrossError(f"{storage.address} is a file; a tape is a folder.") from None
     except OSError as error:
