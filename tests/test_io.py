@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from dross._io import (
     digest_file,
     hold_lock,
     join_digests,
+    open_in_place,
+    read_file,
     seal,
     write_bytes,
     write_json,
@@ -163,6 +166,66 @@ def test_a_killed_process_keeps_nobody_out(tmp_path):
     assert path.exists()  # its file is still there
     with hold_lock(path, "it"):
         pass
+
+
+# --- A file that dross did not write is neither emptied nor deleted ---
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "hard link to nothing", "file", "pipe"])
+def test_a_lock_that_dross_did_not_write_stays_as_it_is(tmp_path, kind):
+    path, theirs = tmp_path / "lock", tmp_path / "input.csv"
+    theirs.write_text("" if kind.endswith("nothing") else "a,b\n1,2\n")
+    before = theirs.read_text()
+    if kind == "link":
+        path.symlink_to(theirs)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        path.hardlink_to(theirs)
+    with pytest.raises(DrossError, match=r"lock (cannot be locked|is not a lock of dross): it is"):
+        hold_lock(path, "it").__enter__()
+    assert theirs.read_text() == before and os.path.lexists(path)
+    assert kind != "file" or path.read_text() == "mine"
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as unheard:
+        unheard.bind(str(path))
+
+
+KINDS = {
+    "pipe": ("a pipe", os.mkfifo),
+    "socket": ("a socket", make_socket),
+    "device": ("a device", lambda path: path.symlink_to("/dev/zero")),
+    "loop": ("a link", lambda path: path.symlink_to(path)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    name, make = KINDS[kind]
+    make(Path("x"))
+    with pytest.raises(DrossError, match=f"x cannot be read: it is {name}, not a regular file"):
+        digest_file(Path("x"))
+    in_place = "a link" if Path("x").is_symlink() else name
+    with pytest.raises(OSError, match=f"it is {in_place}, not a regular file"):
+        open_in_place(Path("x"))
+
+
+def test_a_file_is_read_through_a_link_and_not_written_through_one(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "link").symlink_to("a")
+    assert read_file(tmp_path / "link") == b"1"
+    with pytest.raises(OSError, match="it is a link"):
+        open_in_place(tmp_path / "link")
+    with open_in_place(tmp_path / "a") as file:
+        file.write(b"22")
+    assert (tmp_path / "a").read_bytes() == b"22"
+    with pytest.raises(IsADirectoryError):
+        read_file(tmp_path)
 
 
 # --- Digests notice every change, and a sealed object its own ---

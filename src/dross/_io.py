@@ -2,10 +2,12 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,20 +22,99 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # see `
 _SECONDS_UNTIL_STALE = 3600.0  # a process that is alive writes more often to what it has staged
 
 
+# --- kinds of files -------------------------------------------------------------------------------
+
+_NOT_FILES = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+# A pipe without a writer must not keep us waiting, and Windows must not translate line ends.
+_OPENING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class WrongKind(OSError):
+    """A path leads to a pipe, a device or a link where a regular file is needed."""
+
+
+def open_file(path: str | os.PathLike) -> io.BufferedReader:
+    """Open a regular file to read it. Links are followed.
+
+    Raises:
+        OSError: It cannot be read, or it is not a regular file: reading a pipe or a device may
+            never end.
+    """
+    return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: str | os.PathLike) -> bytes:
+    """The content of a regular file; raises OSError as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_in_place(path: Path) -> io.BufferedRandom:
+    """Open a file of dross to write to it where it is; it is made if there is none.
+
+    All other files are replaced as a whole (`write_bytes`), which reaches through no link.
+
+    Raises:
+        OSError: It cannot be written, it is not a regular file, or the same file is reached by
+            another name: what is written here would change it there as well.
+    """
+    descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise WrongKind(errno.EMLINK, "it is a hard link, and the file has another name as well")
+    return os.fdopen(descriptor, "r+b")
+
+
+def _open_regular(path: str | os.PathLike, flags: int) -> int:
+    """A descriptor of a regular file; raises OSError."""
+    try:
+        descriptor = os.open(path, flags | _OPENING, 0o666)
+    except OSError as error:
+        kinds = {errno.ELOOP: "a link", errno.ENXIO: "a socket"}
+        if error.errno in kinds:
+            raise _wrong_kind(kinds[error.errno]) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise _wrong_kind(next(name for is_kind, name in _NOT_FILES if is_kind(mode)))
+
+
+def _wrong_kind(name: str) -> WrongKind:
+    return WrongKind(errno.EINVAL, f"it is {name}, not a regular file")
+
+
+# --- one writer at a time -------------------------------------------------------------------------
+
+
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
     """Inside, no other process holds the same lock file. Its folder must exist.
 
     Arguments:
-        path: The lock file. It is deleted at the end.
+        path: The lock file: an empty one with a name that only dross gives. It is deleted at the
+            end.
         what: What is locked, for messages, such as "the folder runs/people".
 
     Raises:
-        InvalidInput: another process holds it.
+        InvalidInput: another process holds it, or dross did not write it.
         DrossError: the file cannot be created.
     """
     lock = FileLock(path)
     try:
+        with open_in_place(path) as file:
+            if file.read(1):
+                raise InvalidInput(
+                    f"{path} is not a lock of dross: it is not empty. Move it to another place."
+                )
         lock.acquire(timeout=0)
     except Timeout:
         raise InvalidInput(
@@ -41,13 +122,16 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
             "choose another place."
         ) from None
     except OSError as error:
-        raise DrossError(f"{path} cannot be created: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be locked: {error.strerror or error}.") from error
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink()
         lock.release()
+
+
+# --- whole or not at all --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -162,6 +246,8 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json.dumps(value, indent=1).encode())
 
 
+# --- digests --------------------------------------------------------------------------------------
+
 _SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest
 
 
@@ -173,7 +259,7 @@ def digest_bytes(raw: bytes) -> str:
 def digest_file(path: Path) -> str:
     """The digest of a file's content; raises DrossError."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error

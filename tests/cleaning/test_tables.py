@@ -173,7 +173,7 @@ def test_what_is_no_file_is_refused(tmp_path, name):
 
 
 def test_devices_and_pipes_are_refused_at_once():
-    with pytest.raises(InvalidInput, match="is not a regular file"):
+    with pytest.raises(InvalidInput, match="it is a device, not a regular file"):
         prepare(Request("/dev/zero", "y"))
 
 

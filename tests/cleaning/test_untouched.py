@@ -67,7 +67,7 @@ def test_an_export_that_was_killed_is_finished_by_the_next(album, monkeypatch):
         patched.setattr(type(copy), "rename", killed)
         patched.setattr(shutil, "rmtree", lambda *_, **__: None)  # nor does it tidy up
         dross.export(album, copy, remove=5)
-    assert not copy.exists() and (album.parent / ".copy.partial").exists()
+    assert not copy.exists() and (album.parent / ".copy.dross-partial").exists()
     dross.export(album, copy, remove=3)
     assert len(list(copy.rglob("*.png"))) == 77 and len(list(album.parent.iterdir())) == 4
 
@@ -143,7 +143,7 @@ def test_overwriting_deletes_only_what_dross_wrote(little):
     (little / "verdicts" / "20260101-000000-00.json").write_text("{}")
     elsewhere = little.parent / "elsewhere"
     shutil.copytree(little / "runs" / "run-0", elsewhere / "run-7")
-    (little / "runs" / "run-7").symlink_to(elsewhere / "run-7")
+    (little / "runs" / "mine").symlink_to(elsewhere / "run-7")
     kept = contents(elsewhere)
     Project.open(little).decisions.record({3: ("keep", None)})
     path = small_table(little.parent / "new.csv")
@@ -199,3 +199,75 @@ def test_somebody_elses_begun_json_is_not_ours(tmp_path, begun):
         with pytest.raises(InvalidInput, match="not made by dross"):
             dross.clean(path, "kind", out=theirs, overwrite=True, **QUICK)
         assert contents(theirs) == before
+
+
+# --- links in place of what dross writes ---
+
+
+def spoil(folder):
+    """A folder of somebody else, whose files have the names that dross gives."""
+    names = ["train-000000.png", "20260101-000000-00.json", "manifest.json", "train.parquet"]
+    names += ["segment-000000.safetensors", "run-0-scores.safetensors", "piece-000000.safetensors"]
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("theirs")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["images", "data", "verdicts", "runs", "runs/run-0", "judging"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_linked_folder_of_a_project_is_not_reached_through(little, name, finished):
+    theirs = spoil(little.parent / "theirs")
+    shutil.rmtree(little / name, ignore_errors=True)
+    (little / name).symlink_to(theirs)
+    if not finished:
+        (little / "project.json").unlink()
+    before = contents(little.parent)
+    options = QUICK | {"repeats": 1, "check": 2}
+    with pytest.raises(InvalidInput, match=f"{name} is a link to .*theirs"):
+        dross.clean(little.parent / "train.csv", "kind", out=little, overwrite=True, **options)
+    if finished:
+        with pytest.raises(InvalidInput, match=f"{name} is a link to .*theirs"):
+            dross.judge(little, remove=3, seeds=2, progress=False)
+    assert contents(little.parent) == before
+
+
+def test_a_project_may_itself_be_reached_through_a_link(little):
+    (little.parent / "link").symlink_to(little)
+    done = dross.export(little.parent / "link", little.parent / "copy.csv", remove=3)
+    assert done.removed == 3
+    Project.open(little.parent / "link").judge(remove=3, seeds=2, progress=False)
+    assert len(list((little / "verdicts").iterdir())) == 1
+
+
+@pytest.mark.parametrize("make", ["symlink_to", "hardlink_to"])
+def test_decisions_are_not_written_through_a_link(little, make):
+    theirs = little.parent / "theirs.sqlite"
+    theirs.write_bytes(b"")
+    getattr(little / "decisions.sqlite", make)(theirs)
+    with pytest.raises(DrossError, match=r"decisions\.sqlite cannot be used: it is a (hard )?link"):
+        Project.open(little).decisions.record({3: ("keep", None)})
+    assert theirs.read_bytes() == b""
+
+
+def test_an_export_locks_nothing_of_somebody_else(little):
+    copy = little.parent / "copy.csv"
+    mine = little.parent / ".copy.csv.lock"
+    mine.write_text("")
+    dross.export(little, copy, remove=3)
+    assert mine.exists()
+    lock = little.parent / ".copy.csv.dross-lock"
+    lock.symlink_to(little.parent / "train.csv")
+    before = contents(little.parent)
+    with pytest.raises(DrossError, match="it is a link"):
+        dross.export(little, copy, remove=3, overwrite=True)
+    assert contents(little.parent) == before
+
+
+def test_an_export_of_images_is_not_made_through_a_link(album):
+    theirs = spoil(album.parent / "theirs")
+    (album.parent / ".copy.dross-partial").symlink_to(theirs)
+    before = contents(album.parent)
+    with pytest.raises(DrossError, match="File exists"):
+        dross.export(album, album.parent / "copy", remove=3)
+    assert contents(album.parent) == before

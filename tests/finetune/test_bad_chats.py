@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import sys
 
@@ -114,6 +115,15 @@ def test_a_model_that_is_nowhere(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InvalidInput, match=r"'no/where' is not on this machine"):
         load(ChatOptions("no/where"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_a_model_is_not_waited_for(tmp_path, name):
+    save_model(tmp_path / "m")
+    (tmp_path / "m" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "m" / name)
+    with pytest.raises(InvalidInput, match=f"{name} is a pipe or a device"):
+        load(ChatOptions(str(tmp_path / "m")))
 
 
 def test_a_model_without_weights_is_not_called_another_kind_of_model(tmp_path):

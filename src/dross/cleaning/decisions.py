@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .._io import WrongKind, open_in_place
 from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from .task import read_learnable
 
@@ -138,6 +139,12 @@ class Decisions:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._state = LogState()
+        try:
+            open_in_place(self.path).close()
+        except WrongKind as error:
+            raise DrossError(f"{self.path} cannot be used: {error.strerror}. {_RESCUE}") from error
+        except OSError:  # it may be read-only, or its folder missing: SQLite knows
+            pass
         with self._translate_errors():
             self._connection = sqlite3.connect(
                 self.path,

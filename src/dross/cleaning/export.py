@@ -96,7 +96,7 @@ def export(
     _check_targets(project, request, to, listed)
     try:
         make_folder(to.parent)
-        with hold_lock(to.with_name(f".{to.name}.lock"), str(to)):
+        with hold_lock(to.with_name(f".{to.name}.dross-lock"), str(to)):
             _check_free(to, listed, overwrite and not Path(request.data).is_dir())
             delete_stale(to.parent, lambda name: name in (to.name, listed.name))
             with staged_file(listed, _list_decisions(project, edits)) as staged_list:

@@ -1,7 +1,6 @@
 """The formats of tables: reading a file, writing one, and copying one with edits."""
 
 import io
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 
 from .._checks import check_name
+from .._io import read_file
 from .._text import say_count
 from ..errors import InvalidInput, first_line
 from .csv_text import check_separator, decode_text, encode_csv, guess_separator, parse_csv
@@ -40,15 +40,10 @@ class Reading:
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file that a user named; what cannot be read is refused."""
-    if not os.path.exists(path):
-        raise InvalidInput(f"There is no file {path}.")
-    if not os.path.isfile(path):
-        raise InvalidInput(
-            f"{path} is not a regular file, and dross has to read it more than once. Copy it into "
-            "one."
-        )
     try:
-        return path.read_bytes()
+        return read_file(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"There is no file {path}.") from None
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from None
 

@@ -13,9 +13,9 @@ import torch
 from PIL import ExifTags, Image
 
 from .._checks import check_file_name
-from .._io import digest_bytes, join_digests, make_folder, sync_folder
+from .._io import WrongKind, digest_bytes, join_digests, read_file, sync_folder
 from .._text import printable, say_count
-from ..errors import InvalidInput
+from ..errors import DrossError, InvalidInput
 from .formats import Reading
 from .memory import is_in_array, read_image
 from .modality import Frame, Modality, RowEdits, Source
@@ -30,6 +30,7 @@ _MIN_SIDE = 4
 _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
 _INSPECTED = 200  # images, to find out whether they are grey and of one size
+_NO_FILE = "no file"  # in place of a digest
 _MEASURED = 2000  # images, for the mean and the deviation of the pixels
 _TURNS = {  # EXIF orientation -> what makes the image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -81,6 +82,29 @@ def list_files(folder: Path) -> list[Path]:
     for path in files:
         check_file_name(str(path))
     return sorted(files)
+
+
+def digest_images(folder: Path) -> str:
+    """One digest of every image under a folder; raises DrossError where one cannot be read."""
+    digests = {}
+    for path in list_images(folder):
+        try:
+            digests[path.relative_to(folder).as_posix()] = _digest_image(_read_if_regular(path))
+        except OSError as error:
+            raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return join_digests(digests)
+
+
+def _read_if_regular(path: Path) -> bytes | None:
+    """The bytes of an image; None for a broken link, a pipe and the like, which nobody can open."""
+    try:
+        return read_file(path)
+    except (FileNotFoundError, WrongKind):
+        return None
+
+
+def _digest_image(raw: bytes | None) -> str:
+    return _NO_FILE if raw is None else digest_bytes(raw)
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -285,7 +309,7 @@ class ImageEncoder:
 def copy_images(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[str], None]) -> int:
     """Copy a folder of images into a new one, which is complete when it appears.
 
-    It is made under another name and then renamed.
+    It is made under another name and then renamed. Broken links, pipes and devices are left out.
 
     Arguments:
         source: The folder of the originals; row k is the k-th image in it.
@@ -303,17 +327,19 @@ def copy_images(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[s
     """
     names = [path.relative_to(source).as_posix() for path in list_images(source)]
     targets = place_images(names, edits)
-    unfinished = to.with_name(f".{to.name}.partial")
+    unfinished = to.with_name(f".{to.name}.dross-partial")
     for target in targets.values():
         _check_inside(unfinished, target)
     shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process: nobody else has the name
     try:
-        make_folder(unfinished)
+        unfinished.mkdir()  # not in a link of this name
         digests = {}
         for name in names:
-            raw = (source / name).read_bytes()
-            digests[name] = digest_bytes(raw)
-            if name in targets:
+            raw = _read_if_regular(source / name)
+            digests[name] = _digest_image(raw)
+            if raw is None:
+                targets.pop(name, None)
+            elif name in targets:
                 _write_image(raw, unfinished / targets[name])
                 shutil.copystat(source / name, unfinished / targets[name])
         for place in {unfinished, *((unfinished / name).parent for name in targets.values())}:

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from .._checks import check_file_name, check_whole
-from .._io import digest_file, join_digests
+from .._io import digest_file
 from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
 from .formats import Reading
-from .images import IMAGES, ImageEncoder, list_images, read_folder, read_listing
+from .images import IMAGES, ImageEncoder, digest_images, read_folder, read_listing
 from .memory import DataTypes, is_stored_file, pixels_of
 from .modality import (
     MIN_INSTANCES,
@@ -236,11 +236,7 @@ def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
     for name, path in input_paths(request).items():
         if name == without:
             continue
-        if path.is_dir():
-            images = {file.relative_to(path).as_posix(): file for file in list_images(path)}
-            digests[name] = join_digests({key: digest_file(file) for key, file in images.items()})
-        else:
-            digests[name] = digest_file(path)
+        digests[name] = digest_images(path) if path.is_dir() else digest_file(path)
     return digests
 
 

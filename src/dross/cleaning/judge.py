@@ -50,7 +50,7 @@ from .label_noise import (
 from .modality import PreparedData
 from .plans import NO_EDITS, Edits, class_effects
 from .project import Project, reopen_inputs
-from .project_files import delete_stale_files, delete_written, write_sealed
+from .project_files import check_no_links, delete_stale_files, delete_written, write_sealed
 from .report import write_report
 from .training import ModelSpec, Recipe, train_many
 from .verdict import (
@@ -212,8 +212,10 @@ def show_progress(folder: Path) -> Iterator[Callable[[int, int], None]]:
     """Inside, judging.json shows the page how many models are done, of how many.
 
     Raises:
+        InvalidInput: a folder in it is a link.
         DrossError: the folder cannot be written.
     """
+    check_no_links(folder)
     path = folder / "judging.json"
 
     def tell(done: int, models: int) -> None:

@@ -255,8 +255,19 @@ def _request_memory(
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """An absolute path, as a project may be opened from elsewhere; other names stay as they are."""
-    return str(Path(path).resolve()) if os.path.exists(path) else str(path)
+    """An absolute path, as a project may be opened from elsewhere; other names stay as they are.
+
+    Raises:
+        InvalidInput: it leads to a pipe or the like, which cannot be read more than once.
+    """
+    if not os.path.exists(path):
+        return str(path)
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        raise InvalidInput(
+            f"{path} is not a regular file, and dross reads its input more than once. Copy it into "
+            "a file."
+        )
+    return str(Path(path).resolve())
 
 
 def _default_folder(data: Any) -> Path:

@@ -51,6 +51,7 @@ from .project_files import (
     BEGUN,
     INFO,
     LOCK,
+    check_no_links,
     delete_stale_files,
     delete_written,
     explain_missing,
@@ -512,6 +513,7 @@ def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Pro
         make_folder(folder)
     except OSError as error:
         raise DrossError(f"{folder} cannot be created: {error.strerror or error}.") from error
+    check_no_links(folder)
     with hold_lock(folder / LOCK, f"the folder {folder}"):
         delete_stale_files(folder)
         finished = _enter(folder, info, overwrite)

@@ -17,8 +17,8 @@ import numpy as np
 import pandas
 from pyarrow import ArrowException
 
-from .._io import break_seal, delete_stale, digest_bytes, intended_name, seal, write_json
-from ..errors import CorruptFile, DrossError
+from .._io import break_seal, delete_stale, digest_bytes, intended_name, read_file, seal, write_json
+from ..errors import CorruptFile, DrossError, InvalidInput
 from ..tape.format import FILE_NAMES
 from .modality import Frame
 
@@ -105,6 +105,26 @@ def _walk(folder: Path, under: str) -> Iterator[str]:
             path = Path(place, name)
             if not path.is_symlink():
                 yield path.relative_to(folder).as_posix()
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a project with links in place of its folders.
+
+    What dross writes and deletes there would be written and deleted elsewhere.
+
+    Raises:
+        InvalidInput: a folder is a link.
+    """
+    for place, folders, files in os.walk(folder):
+        under = Path(place).relative_to(folder)
+        ours = [name for name in folders + files if _FOLDERS.fullmatch((under / name).as_posix())]
+        for path in (Path(place, name) for name in ours):
+            if path.is_symlink():
+                raise InvalidInput(
+                    f"{path} is a link to {os.readlink(path)}, and dross writes to the project's "
+                    "own folders only. Remove the link, or choose another folder for the project."
+                )
+        folders[:] = [name for name in folders if name in ours]
 
 
 def explain_missing(folder: Path) -> str:
@@ -194,7 +214,7 @@ def read_whole(path: Path, digest: str | None = None) -> bytes:
         DrossError: it cannot be read.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing. {MEND}") from None
     except OSError as error:

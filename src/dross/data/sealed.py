@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .._io import write_bytes
+from .._io import read_file, write_bytes
 from ..errors import CorruptFile, DrossError
 from .fingerprint import digest_tensors
 
@@ -41,7 +41,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         DrossError: it cannot be read.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         sealed = header["__metadata__"]["dross"]

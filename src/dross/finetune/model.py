@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 
 from .._extras import install_command
+from .._io import read_file
 from ..cleaning.chats import ChatOptions
 from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
@@ -138,7 +139,7 @@ class _AdapterConfig(msgspec.Struct):
 
 def _load_adapter(folder: Path) -> Any:
     try:
-        config = msgspec.json.decode((folder / _ADAPTER).read_bytes(), type=_AdapterConfig)
+        config = msgspec.json.decode(read_file(folder / _ADAPTER), type=_AdapterConfig)
     except (OSError, ValueError):
         raise InvalidInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
     try:
@@ -155,6 +156,9 @@ def _load_adapter(folder: Path) -> Any:
 def _locate(name: str) -> tuple[str, dict[str, str]]:
     """What transformers opens: a name or a folder; and an option, if it is a GGUF file."""
     path = Path(name)
+    for file in path.iterdir() if path.is_dir() else []:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise InvalidInput(f"{file} is a pipe or a device, not a file of a model. Remove it.")
     if path.suffix == ".gguf" and path.is_file():
         file = path
     elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
@@ -306,7 +310,7 @@ def _read_template(template: str) -> str:
     if template == "plain":
         return _PLAIN
     try:
-        return Path(template).read_text(encoding="utf-8")
+        return read_file(template).decode("utf-8")
     except (OSError, ValueError) as error:
         raise InvalidInput(
             f"The template {template} cannot be read: {first_line(error)}. It is a file, or "

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from .._io import open_in_place, read_file
 from ..cleaning.judge import check_seeds
 from ..errors import DrossError, InvalidInput
 
@@ -63,7 +64,8 @@ class JudgeProcess:
                 raise InvalidInput("A judgement is running already. Wait for it, or cancel it.")
             self._cancelled = False
             try:
-                with open(self._log, "wb") as log:
+                with open_in_place(self._log) as log:
+                    log.truncate()
                     # A session of its own: cancelling reaches its workers, and Ctrl-C in our
                     # terminal does not reach it.
                     self._process = subprocess.Popen(
@@ -92,7 +94,7 @@ class JudgeProcess:
                 return {"state": "cancelled", "output": ""}
             if process.returncode == 0:
                 return {"state": "done", "output": ""}
-            output = self._log.read_text(encoding="utf-8", errors="replace")
+            output = read_file(self._log).decode(errors="replace")
             return {"state": "failed", "output": output[-_MAX_OUTPUT_CHARACTERS:]}
 
     def cancel(self) -> None:
@@ -118,7 +120,7 @@ class JudgeProcess:
             age = time.time() - self._progress_file.stat().st_mtime
             if only_fresh and age > _SECONDS_UNTIL_STALE:
                 return None
-            progress = msgspec.json.decode(self._progress_file.read_bytes(), type=_Progress)
+            progress = msgspec.json.decode(read_file(self._progress_file), type=_Progress)
         except (OSError, msgspec.DecodeError):
             return None  # not there yet, or not ours
         return msgspec.structs.asdict(progress)

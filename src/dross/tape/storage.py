@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from .._checks import check_folder
-from .._io import write_bytes
+from .._io import read_file, write_bytes
 from ..errors import InvalidInput
 
 _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
@@ -47,7 +47,7 @@ class Folder(Storage):
 
     def read(self, name: str) -> bytes:
         """The content of a file; raises OSError."""
-        return Path(self.address, name).read_bytes()
+        return read_file(Path(self.address, name))
 
 
 class Bucket(Storage):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .._checks import check_folder
-from .._io import delete_stale, intended_name, staged_path, sync_folder
+from .._io import delete_stale, intended_name, read_file, staged_path, sync_folder
 from ..distributed.shards import explain_other_ranks
 from ..engine.state import State
 from ..engine.step import Step
@@ -337,7 +337,7 @@ class TapeWriter:
 
     def _commit(self, manifest: Manifest) -> None:
         path = self.folder / MANIFEST
-        if path.exists() and decode_id(path.read_bytes(), str(path)) != manifest.id:
+        if path.exists() and decode_id(read_file(path), str(path)) != manifest.id:
             raise InvalidInput(
                 f"Another run has been recorded in {self.folder} in the meantime; this one is not "
                 "written over it."
