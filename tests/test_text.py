@@ -30,7 +30,7 @@ def test_amounts():
         "3 GB",
     ]
     durations = [say_duration(seconds) for seconds in (0.02, 12.34, 600, 7200)]
-    assert durations == ["20 ms", "12.3 s", "10 minutes", "2.0 hours"]
+    assert durations == ["20 ms", "12 s", "10 minutes", "2.0 hours"]
 
 
 def test_json_holds_what_json_cannot():

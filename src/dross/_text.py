@@ -27,7 +27,7 @@ def say_bytes(count: float) -> str:
     """1.5e9 -> 1.5 GB."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= factor:
-            return f"{count / factor:.3g} {unit}"
+            return f"{_two_digits(count / factor)} {unit}"
     return f"{count:.0f} bytes"
 
 
@@ -36,8 +36,13 @@ def say_duration(seconds: float) -> str:
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} hours"
     if seconds >= 90:
-        return f"{seconds / 60:.2g} minutes"
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+        return f"{_two_digits(seconds / 60)} minutes"
+    return f"{_two_digits(seconds)} s" if seconds >= 0.1 else f"{_two_digits(1e3 * seconds)} ms"
+
+
+def _two_digits(value: float) -> str:
+    """128.4 -> 130; 6.76 -> 6.8: as exact as an estimate is."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 # Control characters but for tab and line feed, halves of surrogate pairs, line and paragraph

@@ -26,6 +26,7 @@ from .plans import (
     PlanResult,
     Recommendation,
     describe_actions,
+    needs_comparison,
     recommend,
 )
 from .project_files import delete_written, read_intact, write_sealed
@@ -95,7 +96,8 @@ def examine(
     stages.begin("labels")
     started = time.monotonic()
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
-    job.say(describe_cost(job, searched, time.monotonic() - started))
+    examined = time.monotonic() - started
+    job.say(describe_cost(job, searched, examined, plans=needs_comparison(rows, noise)))
     stages.begin("plans")
     recommendation, checks = _recommend(job, rows, noise, checked)
     scored_data = checked.apply(job.prepared)

@@ -1,10 +1,10 @@
 """What the stages of `dross clean` share, and how long the rest of them takes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .._text import say_bytes, say_duration
@@ -15,6 +15,7 @@ from .label_noise import MOST_LEARNED
 from .modality import PreparedData
 from .plans import MOST_MEASURED
 from .project_info import JobInfo, Options
+from .scoring import count_learned
 from .training import Pair, SearchResult
 
 Say = Callable[[str], None]
@@ -62,28 +63,38 @@ class Job:
 
 # Ratios of times, as measured for tables of 2,000 to 30,000 rows.
 _PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows
-_STEP_OF_A_RUN = 0.7  # recorded and retraced, and a step of the search, which trains four models
-_CHECK_PER_TRAINING = 1.1  # counterfactual runs train side by side; 16 of them and 16 others
+_STEP_OF_A_RUN = 0.93  # recorded and retraced, and a step of the search, which trains four models
+_CHECK_PER_TRAINING = 1.5  # counterfactual runs train side by side; 16 of them and 16 others
+_SECONDS_OF_THE_REST = 1.5  # to explain, to draw and to write
+_BYTES_PER_INSTANCE = 700  # of the tables about an instance: its scores, its content and its copies
+_BYTES_OF_A_REPORT = 400_000
+_BYTES_PER_IMAGE = 1_500  # of its thumbnail
 
 
-def describe_cost(job: Job, searched: SearchResult, examined: float) -> str:
+def describe_cost(job: Job, searched: SearchResult, examined: float, *, plans: bool) -> str:
     """What everything after the labels were examined is expected to take, as a sentence.
 
     Arguments:
         job: With the data and the options.
         searched: What the search for a recipe found, and how long it took.
         examined: The seconds that it took to examine the labels.
+        plans: Whether plans are compared.
     """
     recipe = searched.recipe
-    steps = recipe.epochs * recipe.steps_per_epoch(job.count)
+    learned = count_learned(job.prepared, job.options.repeats)
+    steps = recipe.epochs * recipe.steps_per_epoch(learned)
     training = steps * searched.seconds_per_step
     runs = job.options.repeats * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
     checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.check / 16
     measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
-    seconds = _PLANS_PER_EXAMINED * measured * examined + runs + checks
+    compared = _PLANS_PER_EXAMINED * measured * examined if plans else 0.0
+    seconds = compared + runs + checks + _SECONDS_OF_THE_REST
     state = 8 * recipe.count_parameters()  # the parameters and their momentum
     retention = DefaultRetention().resolve(steps, state, 0)
-    states = state * (steps if isinstance(retention, EveryStep) else 2 * np.sqrt(steps))
-    batches = 8 * steps * recipe.batch_size
-    size = job.options.repeats * float(states + batches)
+    kept = steps if isinstance(retention, EveryStep) else math.sqrt(steps)
+    batches = 8 * recipe.epochs * learned
+    tables = _BYTES_OF_A_REPORT + _BYTES_PER_INSTANCE * job.count
+    if job.prepared.root is not None:
+        tables += _BYTES_PER_IMAGE * job.count
+    size = job.options.repeats * (state * kept + batches) + tables
     return f"Expected from here: about {say_duration(seconds)} and {say_bytes(size)}."

@@ -403,6 +403,12 @@ class Recommendation:
         return numbers | {f"clean/{name}": figure.change for name, figure in figures.items()}
 
 
+def needs_comparison(rows: Rows, noise: LabelPosterior) -> bool:
+    """Whether there is a plan to compare with doing nothing."""
+    edits = (rule(noise, rows) for rule in RULES.values())
+    return learned_something(rows, noise) and any(len(one) > 0 for one in edits)
+
+
 def recommend(
     rows: Rows,
     noise: LabelPosterior,

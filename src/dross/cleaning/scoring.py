@@ -75,7 +75,7 @@ def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[R
     if len(data.parts["validation"]):
         held_out = np.arange(len(data.y["validation"]))
         return [RunPart(everything, held_out, "validation") for _ in range(runs)]
-    folds = max(_FEWEST_FOLDS, runs)
+    folds = _count_folds(runs)
     # the labels as given: a label that a person corrects leaves the recorded runs as they are
     given = rows if rows.given is None else replace(rows, y=rows.given)
     fold = assign_folds(given, folds, mix_seeds(seed, 3))
@@ -83,6 +83,18 @@ def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[R
         RunPart(everything[fold != number], everything[fold == number], "train")
         for number in range(runs)
     ]
+
+
+def _count_folds(runs: int) -> int:
+    return max(_FEWEST_FOLDS, runs)
+
+
+def count_learned(data: PreparedData, runs: int) -> int:
+    """About how many training instances each run of `cut_for_runs` learns."""
+    count = len(data.y["train"])
+    if len(data.parts["validation"]):
+        return count
+    return count - count // _count_folds(runs)
 
 
 @dataclass(frozen=True)
