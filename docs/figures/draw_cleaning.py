@@ -1,4 +1,4 @@
-"""Harm against mislabelled, and a verdict seed by seed, both from the demo's digits.
+"""Harmful or mislabelled, and a verdict seed by seed, both from the demo's digits.
 
     PYTHONPATH=src python docs/figures/draw_cleaning.py      # about a minute on two cores
 
