@@ -103,7 +103,8 @@ def literal_leave_one_out(problem: Problem, j: int) -> float:
 def unrolled_scores(problem: Problem, options: dict) -> Tensor:
     """- d validation loss / d w by autograd through the whole run.
 
-    For SGD (any option), Adam, Muon and Adafactor, without BatchNorm and dropout.
+    For SGD (any option), Adam, Muon and Adafactor, without BatchNorm and dropout. Those of instances
+    that were never used are nan.
     """
     model, _ = problem.start()
     params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -128,7 +129,8 @@ def unrolled_scores(problem: Problem, options: dict) -> Tensor:
     with problem.cast():
         out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
         asked = problem.loss(out, problem.Y_val).mean()
-    return -torch.autograd.grad(asked, w)[0]
+    used = torch.isin(torch.arange(len(w)), torch.as_tensor(np.concatenate(problem.batches)))
+    return torch.where(used, -torch.autograd.grad(asked, w)[0], torch.nan)
 
 
 def orthogonalize(matrix, coefficients, steps, eps):

@@ -270,6 +270,6 @@ def problem(
         "Y_val": Y_val,
         "batches": batches,
         "epochs": epochs,
-        "used": [int(batches[1][0]), int(batches[0][1]), count - 1],
+        "used": [int(batches[1][0]), int(batches[0][1])],
     }
     return Problem(**{**made, **changes})

@@ -17,7 +17,7 @@ SCATTERED = {"gradient": 1, "reverse": 2}
 
 
 def close(found, expected, relative=1e-9):
-    absolute = relative * np.abs(expected).max()
+    absolute = relative * np.nanmax(np.abs(expected))
     np.testing.assert_allclose(found, expected, rtol=relative, atol=absolute)
 
 

@@ -55,7 +55,9 @@ def test_influence_functions_against_a_dense_solve(convex):
         (estimators.LiSSA(steps=4000, batch_size=20, scale=4.0), 0.3),
     ):
         scores = estimators.InfluenceFunction(solver, damping=0.05).score(run, query)
-        np.testing.assert_allclose(scores.values, expected, atol=tolerance * np.abs(expected).max())
+        np.testing.assert_allclose(
+            scores.values, expected, atol=tolerance * np.nanmax(np.abs(expected))
+        )
         assert scores.details["converged"] == (tolerance < 1e-3)
     short = estimators.InfluenceFunction(estimators.MomentumSGD(5), damping=0.05).score(run, query)
     assert not short.details["converged"] and short.details["residual"] > 1e-2
@@ -138,11 +140,10 @@ def test_the_loss_is_the_loss(record):
         "batchnorm", "sgd", penalty=lambda params: sum((v**2).sum() for v in params.values())
     )
     run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
-    np.testing.assert_allclose(
-        estimators.TrainingLoss().score(run, query).values,
-        -run.evaluate(dross.losses((p.X, p.Y))),
-        rtol=1e-12,
-    )
+    found = estimators.TrainingLoss().score(run, query).values
+    expected = -run.evaluate(dross.losses((p.X, p.Y)))
+    np.testing.assert_allclose(found[:-1], expected[:-1], rtol=1e-12)
+    assert np.isnan(found[-1])  # never used
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_scores_of_the_average(tmp_path, name, model, optimizer):
     )
     scores = run.influence(asked, weights="average")
     expected = [slope(p, j, *given) for j in p.used]
-    largest = np.abs(scores.values).max()
+    largest = np.nanmax(np.abs(scores.values))
     np.testing.assert_allclose(-scores.values[p.used], expected, atol=1e-8 * largest)
     assert not np.allclose(scores.values, run.influence(asked).values)
     weights = torch.ones(len(p.X), dtype=torch.float64)
@@ -119,7 +119,8 @@ def test_against_autograd_through_the_unrolled_run(tmp_path):
         average = average or params
     outputs = torch.func.functional_call(model, average, (p.X_val,))
     (expected,) = torch.autograd.grad(p.loss(outputs, p.Y_val).mean(), w)
-    np.testing.assert_allclose(found, -expected.numpy(), rtol=1e-9, atol=1e-14)
+    used = np.unique(np.concatenate(p.batches))
+    np.testing.assert_allclose(found[used], -expected.numpy()[used], rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])
@@ -191,7 +192,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
     for one, other in zip(averaged.parameters(), whole.parameters()):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
     found = recorder.run((p.X, p.Y)).influence(query(p), weights="average").values
-    np.testing.assert_allclose(found, expected, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, atol=1e-10 * np.nanmax(np.abs(expected)))
 
 
 def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
@@ -239,7 +240,7 @@ def test_statistics_that_were_computed_afterwards_are_constants(tmp_path):
     np.testing.assert_allclose(
         run.evaluate(query(p), weights="average"), value(p, averaged), rtol=1e-12
     )
-    assert np.isfinite(run.influence(query(p), weights="average").values).all()
+    assert np.isfinite(run.influence(query(p), weights="average").values[p.used]).all()
 
 
 def test_what_is_no_average(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 import dross
 from dross.errors import DrossError, InvalidInput
 from dross.influence.query import query_of_file
+from dross.influence.verify import choose
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7))
 
@@ -47,6 +48,23 @@ def test_ranking():
     ):
         with pytest.raises(InvalidInput):
             bad()
+
+
+def test_instances_that_were_never_used_come_last():
+    nan = np.nan
+    s = scores(np.array([[nan, -2.0, nan, 0.5, 0.0], [1.0, -1.0, nan, nan, 0.0]]))
+    s = s.last_epochs(2)
+    np.testing.assert_array_equal(s.values, [1.0, -3.0, nan, 0.5, 0.0])
+    np.testing.assert_array_equal(s.most_harmful(9), [1, 4, 3, 0, 2])
+    np.testing.assert_array_equal(s.most_helpful(9), [0, 3, 4, 1, 2])
+    assert s.summary() == {"lowest": -3.0, "mean": -0.375, "highest": 1.0, "harmful": 0.25}
+    np.testing.assert_array_equal(s.last_epochs(1).values, [1.0, -1.0, nan, nan, 0.0])
+    assert set(choose(s, 3)) < {0, 1, 3, 4}
+    np.testing.assert_array_equal(choose(s, 9), [0, 1, 3, 4])
+    several = scores(np.stack([s.by_epoch, -s.by_epoch])).last_epochs(2)
+    np.testing.assert_array_equal(several.most_helpful(9, query=1), [1, 4, 3, 0, 2])
+    nothing = scores(np.full((1, 2), nan)).last_epochs(1)
+    assert nothing.summary() == {} and "nan" not in repr(nothing)
 
 
 def test_a_frame_has_one_row_per_instance():

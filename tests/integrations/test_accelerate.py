@@ -64,7 +64,7 @@ def test_repeated_instances_count_as_often_as_they_come(tmp_path):
     assert len(drawn) > len(set(drawn)) or set(drawn) & {0, 1}  # even_batches fills up
     run = loop(tmp_path / "tape")
     scores = run.influence(dross.mean_loss((X_VAL, Y_VAL))).values
-    assert set(np.flatnonzero(scores)) == set(drawn)
+    assert set(np.flatnonzero(~np.isnan(scores))) == set(drawn)
     for j in (drawn[0], drawn[-1]):
 
         def loss_with(offset, j=j):
@@ -72,4 +72,6 @@ def test_repeated_instances_count_as_often_as_they_come(tmp_path):
             weights[j] += offset
             return loop(weights=weights)
 
-        np.testing.assert_allclose(-scores[j], slope(loss_with), atol=1e-8 * np.abs(scores).max())
+        np.testing.assert_allclose(
+            -scores[j], slope(loss_with), atol=1e-8 * np.nanmax(np.abs(scores))
+        )

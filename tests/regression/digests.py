@@ -248,6 +248,8 @@ def digest(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
 
 
 def _digest_one(array: np.ndarray) -> dict[str, Any]:
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), 0, array)  # of instances that were never used
     kind = f"{array.shape} {array.dtype}".encode()
     raw = np.ascontiguousarray(array).tobytes()
     norm = float(np.linalg.norm(array.astype(np.float64)))

@@ -35,7 +35,7 @@ class Estimator(Protocol):
 
         Returns:
             Scores with `values` float64 [N], or [Q, N] for a query with Q numbers; the lowest are
-            the ones to remove first.
+            the ones to remove first, and those of instances that were never used are nan.
 
         Raises:
             NotSupported: for a model or an optimizer that the estimator cannot use.

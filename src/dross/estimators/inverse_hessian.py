@@ -187,7 +187,8 @@ class InfluenceFunction:
             "converged": residual < _CONVERGED,
             "solver": repr(self.solver),
         }
-        by_epoch = values[:, None, :]
+        used = recording.used_instances(0, run.steps)
+        by_epoch = np.where(used, values, np.nan)[:, None, :]
         return Scores.of_query(by_epoch, query, value, step=run.steps, details=details)
 
 

@@ -11,8 +11,12 @@ from .inverse_hessian import InstanceGradients
 
 
 def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
-    """Scores of an estimator that gives one number per instance [N], whatever the epoch."""
-    values = values.astype(np.float64)
+    """Scores of an estimator that gives one number per instance [N], whatever the epoch.
+
+    They are nan where the run never used the instance.
+    """
+    used = run.recording.used_instances(0, run.steps)
+    values = np.where(used, values.astype(np.float64), np.nan)
     return Scores(values, values[None], query=query, step=run.steps, hessian=False)
 
 

@@ -71,7 +71,8 @@ class TracIn:
             adjoint, value = query.derivative(recording.objective, state)
             products = InstanceGradients(recording, state, penalty=True).products(adjoint.theta)
             rows.append(_rate_per_instance(recording, last) * products)
-        by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
+        used = recording.used_instances(0, run.steps)
+        by_epoch = np.where(used, np.stack(rows, axis=1), np.nan)  # [Q, E, N]
         return Scores.of_query(
             by_epoch,
             query,

@@ -176,13 +176,36 @@ def leave_one_out(
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K].
 
+    It is nan where no step used the instance: there is no run without it. Arguments: as for
+    `leave_out`.
+    """
+    used = recording.used_instances(steps.first, steps.stop)[instances]
+    groups = [np.array([j]) for j in instances[used]]
+    found = leave_out(recording, query, groups, steps, removal, options, weights)
+    changes = np.full((*found.shape[:-1], len(instances)), np.nan)
+    changes[..., used] = found
+    return changes
+
+
+def leave_out(
+    recording: Recording,
+    query: Query,
+    groups: Sequence[np.ndarray],
+    steps: StepRange,
+    removal: Removal,
+    options: SweepOptions,
+    weights: str = MODEL,
+) -> np.ndarray:
+    """The true change of the query without each group of instances: [K], or [Q, K].
+
     Each model is dropped once it has been queried. Arguments: as for `counterfactual`; weights: as
     for `Recording.model`.
     """
     # a query that does not fit fails now, not after the runs
     state = recording.model(weights, steps.stop).state
     values = query.evaluate(recording.objective, state).cpu().numpy()
-    groups = [np.array([j]) for j in instances]
+    if not groups:
+        return np.zeros((*values.shape, 0))
     runs = CounterfactualRuns(recording, steps, removal, options.progress, weights)
     if not options.in_pieces:
         return runs.changes(query, groups)["changes"].numpy()

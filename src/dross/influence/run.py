@@ -135,7 +135,8 @@ class Run:
             weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
 
         Returns:
-            Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
+            Scores: float64 [N] for a scalar query, [Q, N] for one of Q values; nan where no
+            retraced step used the instance.
 
         Raises:
             InvalidInput: where the query does not fit the model, the tape does not hold those epochs,
@@ -256,7 +257,8 @@ class Run:
             removal, epochs, n_jobs, folder: as for `counterfactual`.
 
         Returns:
-            float64 [K], or [Q, K] for a query of Q values.
+            float64 [K], or [Q, K] for a query of Q values; nan where no step of these epochs used
+            the instance.
 
         Raises:
             InvalidInput: where the query does not fit the model, or instances do not exist.

@@ -40,11 +40,16 @@ class Scores:
         scores.save("scores.safetensors")
 
     The N instances are those of the training set, by their index. A query of Q values has Q rows
-    of scores. E is the number of epochs that were retraced.
+    of scores. E is the number of epochs that were retraced. The score of an instance that no
+    retraced step used is nan, and so is its part of an epoch that did not use it. Rankings put nan
+    last.
+
+    A score answers "does this instance harm the query?" and not "is its label wrong?". `Run.margins`
+    answers the second question; docs/explain/harm-or-mislabelled.md compares the two.
     """
 
-    values: np.ndarray  # float64 [N], or [Q, N] for a vector query
-    by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; they add up to values
+    values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan where never used
+    by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; values is their nansum
     query: Query  # whose change is estimated
     query_value: np.ndarray | None = None  # float64 [], or [Q]: its value at the model
     weights: str = MODEL  # "model", or "average": whose weights were queried
@@ -74,7 +79,7 @@ class Scores:
         """
         by_epoch = by_epoch if query_value.ndim else by_epoch[0]
         value = query_value.numpy()
-        return Scores(by_epoch.sum(-2), by_epoch, query, value, **about)
+        return Scores(_add_epochs(by_epoch), by_epoch, query, value, **about)
 
     def __len__(self) -> int:
         return self.values.shape[-1]
@@ -84,7 +89,8 @@ class Scores:
         worst = ""
         if self.values.ndim == 1:
             for j in self.most_harmful(1):
-                worst = f", most harmful {j} ({self.values[j]:+.2e})"
+                if not np.isnan(self.values[j]):
+                    worst = f", most harmful {j} ({self.values[j]:+.2e})"
         else:
             shape = f"{len(self.values)} queries x {shape}"
         length = say_count(self.by_epoch.shape[-2], "epoch")
@@ -116,7 +122,7 @@ class Scores:
         for q, values in enumerate(self.values[: 2 * _SHOWN]):
             low = self.most_harmful(1, q)[0]
             high = self.most_helpful(1, q)[0]
-            harmful = f"{(values < 0).mean():.0%}"
+            harmful = f"{(values < 0).sum() / max(1, (~np.isnan(values)).sum()):.0%}"
             rows.append((q, harmful, low, f"{values[low]:+.3e}", high, f"{values[high]:+.3e}"))
         headers = ("query", "harmful", "most harmful", "score", "most helpful", "score")
         return title + table(headers, rows)
@@ -136,7 +142,8 @@ class Scores:
                 is not installed.
         """
         ax = open_axes(ax)
-        plot_ranked(ax, np.atleast_2d(self.values)[query or 0][self._order(query)])
+        values = np.atleast_2d(self.values)[query or 0][self._order(query)]
+        plot_ranked(ax, values[~np.isnan(values)])
         ax.set_title(f"{self.query.name}, {len(self):,} instances", parse_math=False)
         return ax
 
@@ -148,7 +155,7 @@ class Scores:
             query: of which query, where there are several.
 
         Returns:
-            int64 [m], fewer where there are fewer instances.
+            int64 [m], fewer where there are fewer instances. Those that were never used come last.
 
         Raises:
             InvalidInput: where there are several queries and `query` names none of them.
@@ -160,22 +167,25 @@ class Scores:
 
         Arguments, Returns, Raises: as for `most_harmful`.
         """
-        return self._order(query)[::-1][: _check_count(m)]
+        order = self._order(query)
+        used = int(np.count_nonzero(~np.isnan(np.atleast_2d(self.values)[query or 0])))
+        return np.concatenate([order[:used][::-1], order[used:]])[: _check_count(m)]
 
     def summary(self) -> dict[str, float]:
         """A few numbers that describe the scores, of all queries together.
 
         Returns:
-            `lowest`, `mean` and `highest`, and `harmful`: the share that is below 0. Nothing where
-            there are no instances.
+            `lowest`, `mean` and `highest`, and `harmful`: the share that is below 0, of the
+            instances that were used. Nothing where there are none.
         """
-        if not self.values.size:
+        values = self.values[~np.isnan(self.values)]
+        if not values.size:
             return {}
         return {
-            "lowest": float(self.values.min()),
-            "mean": float(self.values.mean()),
-            "highest": float(self.values.max()),
-            "harmful": float((self.values < 0).mean()),
+            "lowest": float(values.min()),
+            "mean": float(values.mean()),
+            "highest": float(values.max()),
+            "harmful": float((values < 0).mean()),
         }
 
     def last_epochs(self, epochs: int) -> "Scores":
@@ -194,7 +204,7 @@ class Scores:
             raise InvalidInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
         first = self.first_epoch + self.by_epoch.shape[-2] - epochs
-        return replace(self, values=part.sum(-2), by_epoch=part, first_epoch=first)
+        return replace(self, values=_add_epochs(part), by_epoch=part, first_epoch=first)
 
     def to_frame(self) -> "pandas.DataFrame":
         """A table with one row per instance.
@@ -266,7 +276,7 @@ class Scores:
         return Scores(**arrays, **notes, query=query_of_file(name) if query is None else query)
 
     def _order(self, query: int | None) -> np.ndarray:
-        """The ids by their scores, lowest first."""
+        """The ids by their scores, lowest first; those that were never used last."""
         if self.values.ndim == 1:
             if query not in (None, 0):
                 raise InvalidInput(f"These are the scores of one query; there is no query {query}.")
@@ -299,6 +309,12 @@ def describe_growth(growth: float) -> str:
         f"By its end the run magnifies a small change {times} times, so the scores may be "
         "reliable. Run.verify measures whether they are."
     )
+
+
+def _add_epochs(by_epoch: np.ndarray) -> np.ndarray:
+    """The scores from the part of each epoch: nan where no epoch used the instance."""
+    used = ~np.isnan(by_epoch).all(-2)
+    return np.where(used, np.nansum(by_epoch, axis=-2), np.nan)
 
 
 def _check_count(m: int) -> int:

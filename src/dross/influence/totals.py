@@ -42,7 +42,7 @@ class RetraceCheckpoint:
 
     position: int  # every step from this one on has been retraced
     adjoint: Derivative  # d query / d the state before that step
-    totals: Tensor  # [E, Q, N]: the scores so far
+    totals: Tensor  # [E, Q, N]: the scores so far; nan where the epoch did not use the instance
     choices: (
         dict  # how passes are computed (MemorySplitter.to_json); another way rounds differently
     )
@@ -118,6 +118,7 @@ class CheckpointFile:
 class ScoreTotals:
     """totals [E, Q, N] -= d query / d w_i of every step, in float64.
 
+    An instance that no step of an epoch used keeps nan there: 0 would say that it has no effect.
     A GPU's results are read one block late, while it computes the next block. Progress is saved
     only for blocks that were checked.
     """
@@ -136,7 +137,7 @@ class ScoreTotals:
         self.steps = steps
         self.file = file
         shape = (steps.epochs, queries, len(recording.instances))
-        self.totals = torch.zeros(shape, dtype=torch.float64)
+        self.totals = torch.full(shape, torch.nan, dtype=torch.float64)
         self._late_blocks = int(self.device.type == "cuda")
         self._little_memory = recording.memory_limit is not None
         self._waiting: list[_Terms] = []
@@ -209,7 +210,10 @@ class _Terms:
         for epoch, part in groupby(zip(self.numbered, by_step), lambda item: item[0][1].epoch):
             numbered, terms = zip(*part)
             ids = torch.from_numpy(np.concatenate([step.ids for _, step in numbered]))
-            totals[epoch - oldest].index_add_(1, ids, torch.cat(terms, dim=1), alpha=-1)
+            of_epoch = totals[epoch - oldest]
+            so_far = of_epoch[:, ids]
+            of_epoch[:, ids] = torch.where(so_far.isnan(), 0.0, so_far)  # they are used
+            of_epoch.index_add_(1, ids, torch.cat(terms, dim=1), alpha=-1)
         if not bool(arrived["finite"]):
             raise _not_finite(self.numbered[-1][0])
 

@@ -110,14 +110,15 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
         seed: of the sample.
 
     Returns:
-        int64 [n], in ascending order; all ids where there are no more than n.
+        int64 [n], in ascending order; all that were used where there are no more than n.
     """
-    count = len(scores)
     if check_whole(n, "n") < 2:
         raise InvalidInput(f"A verification needs at least 2 instances, not {n}.")
+    means = np.atleast_2d(scores.values).mean(0)
+    order = np.argsort(means, kind="stable")[: np.count_nonzero(~np.isnan(means))]
+    count = len(order)
     if n >= count:
-        return np.arange(count)
-    order = np.argsort(np.atleast_2d(scores.values).mean(0), kind="stable")
+        return np.sort(order)
     low = order[: n // 4]
     high = order[count - n // 4 :]
     rest = np.setdiff1d(order, np.concatenate([low, high]))
@@ -149,9 +150,17 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
-    """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K]."""
+    """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K].
+
+    What is nan, of instances that were never used, is left out.
+    """
     from scipy import stats
 
+    known = ~np.isnan(e) & ~np.isnan(a)
+    e = e[known]
+    a = a[known]
+    if len(e) < 2:
+        return np.nan, np.nan, np.nan, np.nan
     with warnings.catch_warnings():
         # constant input: the correlation is nan, and the sentence says so
         warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -140,6 +141,15 @@ class Recording:
             for t, step, batches in zip(numbers, segment.steps, all_batches):
                 if first <= t < stop:
                     yield t, step, batches
+
+    def used_instances(self, first: int, stop: int) -> np.ndarray:
+        """Which instances steps first..stop-1 used: bool [N]."""
+        used = np.zeros(len(self.instances), dtype=bool)
+        for index in self.find_segments(first, stop):
+            segment = self.tape.read(index)
+            for step in segment.steps[max(0, first - segment.first) : stop - segment.first]:
+                used[step.ids] = True
+        return used
 
     def walk_forward(self) -> Iterator[TakenStep]:
         """Every kept step, taken again. Each end that the tape knows is compared with it."""
