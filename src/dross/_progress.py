@@ -200,11 +200,19 @@ def overall_progress(title: str, weights: Mapping[str, float], *, show: bool) ->
 
 def _make_bar(title: str, total: float, **options: Any) -> Any:
     """A bar of tqdm; None where there is nobody to look at it."""
-    if _HIDDEN.get() or not (_is_notebook() or sys.stderr.isatty()):
+    if _HIDDEN.get() or not (_is_notebook() or _is_terminal(sys.stderr)):
         return None
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc=printable(title), leave=False, **options)
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether somebody looks at a stream; it may be closed, or None in a program without one."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def _is_notebook() -> bool:

@@ -1,7 +1,6 @@
 """The `dross` command itself: its options, how a function becomes a command, how errors end."""
 
 import inspect
-import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -14,6 +13,7 @@ from .._environment import prepare_environment
 from .._version import __version__
 from ..errors import DrossError
 from .output import PlainConsole, as_typed, console
+from .streams import find_failure, open_streams
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,22 +60,32 @@ def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Co
 def main() -> None:
     """Run the `dross` command; an error that the user can fix is a message, not a traceback."""
     prepare_environment()  # torch is imported later, by the command that needs it
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack letters that data have
-            stream.reconfigure(errors="backslashreplace")
+    open_streams()
+    code = _run_command()
+    failure = find_failure()
+    if failure is not None and not code:
+        _print_error(f"The output cannot be printed: {failure.strerror}. The work is done.")
+        code = 1
+    sys.exit(code)
+
+
+def _run_command() -> str | int | None:
+    """Run the command that was typed; how the process is to end."""
     try:
         app()
     except DrossError as error:
         if "--debug" in sys.argv:
             raise
-        PlainConsole(stderr=True).print(
-            Text.assemble(("Error: ", "bold red"), as_typed(str(error)))
-        )
-        sys.exit(1)
+        _print_error(str(error))
+        return 1
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:
-            raise
+            return ended.code
         PlainConsole(stderr=True).print(
             "Stopped. What was done is kept: run the same command again to continue."
         )
-        sys.exit(130)
+        return 130
+
+
+def _print_error(message: str) -> None:
+    PlainConsole(stderr=True).print(Text.assemble(("Error: ", "bold red"), as_typed(message)))
