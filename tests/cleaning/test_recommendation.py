@@ -167,13 +167,13 @@ def test_a_forged_label_leads_nowhere_else(album):
 def test_figures_are_what_they_say():
     percent = describe_figure("error", FIGURE)
     assert percent == {
-        "before": "13.00 %",
-        "after": "12.50 %",
-        "change": "-0.50 points",
-        "interval": "-0.80 to -0.20",
+        "before": "13.0 %",
+        "after": "12.5 %",
+        "change": "-0.5 points",
+        "interval": "-0.8 to -0.2",
     }
     loss = describe_figure("log loss", FIGURE)
-    assert (loss["before"], loss["after"], loss["change"]) == ("0.13", "0.125", "-0.005")
+    assert (loss["before"], loss["after"], loss["change"]) == ("0.130", "0.125", "-0.005")
     table = tabulate_plans([PLAN], "wrong-50")
     assert table["measures"] == ["error", "log loss"]
     (row,) = table["rows"]
@@ -200,7 +200,7 @@ def test_a_plan_with_a_lower_error_and_a_higher_log_loss_is_shown_and_can_be_tak
     project = dross.clean(table, "kind", out=tmp_path / "run", **FEW)
     assert project.recommended is None and [plan.name for plan in project.plans] == ["wrong-50"]
     report = " ".join((project.folder / "report.html").read_text().split())
-    assert re.search(r"wrong-50.*13\.00 %.*12\.50 %.*0\.4", report)
+    assert re.search(r"wrong-50.*13\.0 %.*12\.5 %.*0\.4", report)
     with pytest.raises(dross.InvalidInput, match="no change is recommended"):
         dross.export(project.folder, tmp_path / "copy.csv")
     done = dross.export(project.folder, tmp_path / "copy.csv", plan="wrong-50")

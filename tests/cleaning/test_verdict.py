@@ -202,6 +202,6 @@ def test_the_verdict_says_how_the_list_was_chosen():
 def test_why_the_plain_log_loss_rises():
     better, worse = compare(1.0, 0.8, 1.0), compare(1.0, 1.3, 1.0)
     said = verdict.describe_plain({"log loss": worse}, {"log loss": better})
-    assert "would rise from 0.990 to 1.291" in said and "surer than wrong labels allow" in said
+    assert "would rise from 0.99 to 1.29" in said and "surer than wrong labels allow" in said
     assert verdict.describe_plain({"log loss": worse}, {"log loss": worse}) == ""
     assert verdict.describe_plain({"log loss": better}, {"log loss": better}) == ""

@@ -165,11 +165,14 @@ def test_a_damaged_verdict_does_not_break_the_page(fresh):
 def test_data_that_json_cannot_hold_do_not_break_the_page(fresh):
     change_json(fresh.folder / "project.json", lambda content: content.update(name="half \udc80"))
     (fresh.folder / "verdicts").mkdir()
-    write_sealed(fresh.folder / "verdicts" / "1.json", {"metrics": [math.nan, math.inf, 1.5]})
+    metric = {"before": [math.nan], "after": [math.inf], "interval": [math.nan, 1.5]}
+    verdict = {"metrics": {"error": metric | {"random_difference": math.nan}}}
+    write_sealed(fresh.folder / "verdicts" / "1.json", verdict)
     (fresh.folder / "judging.json").write_text('{"done": Infinity, "of": 1}')
     with client_of(Project.open(fresh.folder)) as client:
         assert client.get("/").status_code == 200
         assert client.get("/api/project").json()["name"] == "half \udc80"
         assert client.get("/api/judge").json()["state"] == "idle"
         verdict = client.get("/api/verdicts").json()["verdicts"][0]
-        assert verdict == {"metrics": [None, None, 1.5]}
+        metric = {"before": [None], "after": [None], "interval": [None, 1.5]}
+        assert verdict["metrics"]["error"] == metric | {"random_difference": None}

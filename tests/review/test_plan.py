@@ -29,8 +29,8 @@ def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(pla
         assert plan["what"] == "Recommended: relabel 5 and remove 5 of 60 instances."
         assert plan["why"] == (
             "Models improve by more than chance on held-out instances: error 15.0 % -> 13.9 % (-1.1 "
-            "points, 95 % interval -1.4 to -0.8); log loss 0.4 -> 0.389 (-0.011, 95 % interval "
-            "-0.014 to -0.0083)."
+            "points, 95 % interval -1.4 to -0.8); log loss 0.400 -> 0.389 (-0.011, 95 % interval "
+            "-0.014 to -0.008)."
         )
         assert "agree poorly" in plan["disagreement"] and plan["count"] == 10
         assert [other["recommended"] for other in plan["others"]] == [True, False]

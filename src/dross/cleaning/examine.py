@@ -16,11 +16,11 @@ from .duplicates import Copies
 from .explain import Reasons, find_reasons
 from .job import Job, describe_cost
 from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
+from .measures import NOISE_AWARE
 from .modality import Frame, PreparedData
 from .model_choice import lower_rate
 from .plans import (
     KEEP,
-    NOISE_AWARE,
     RELABEL,
     REMOVE,
     PlanResult,

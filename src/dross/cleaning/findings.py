@@ -7,6 +7,7 @@ from typing import Any
 
 from .._text import render, safe, say_count
 from .duplicates import describe_copies
+from .measures import tabulate_verdict
 from .modality import Frame
 from .plans import (
     Edits,
@@ -223,4 +224,5 @@ def show_project(
         table=safe(first[_COLUMNS].to_html(border=0)),
         folder=str(folder),
         verdict=verdicts[-1] if verdicts else None,
+        measures=tabulate_verdict(verdicts[-1]) if verdicts else [],
     )

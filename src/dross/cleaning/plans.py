@@ -41,13 +41,12 @@ from .label_noise import (
     list_experts,
     principal_components,
 )
+from .measures import ERROR_MEASURES, NOISE_AWARE, show_change
 
 KEEP = "keep"
 REMOVE = "remove"
 RELABEL = "relabel"
 ACTIONS = (KEEP, REMOVE, RELABEL)  # what happens to an instance: the column `action`
-NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
-ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
 # what people see of the figures of a plan, in the words of a verdict
 _TITLES = {
     "error": "error",
@@ -683,22 +682,12 @@ def tabulate_plans(plans: Sequence[PlanResult], recommended: str | None) -> dict
 
 def describe_figure(name: str, figure: Figure) -> dict[str, str]:
     """A figure in words: before, after, and the change with its 95 % interval."""
-    low, high = figure.interval
-    if name in ERROR_MEASURES:
-        digits = 2 if abs(100 * figure.change) < 0.95 else 1
-        percent = lambda value: f"{100 * value:.{digits}f} %"
-        points = lambda value: f"{100 * value:+.{digits}f}"
-        return {
-            "before": percent(figure.before),
-            "after": percent(figure.after),
-            "change": f"{points(figure.change)} points",
-            "interval": f"{points(low)} to {points(high)}",
-        }
+    shown = show_change(name, figure.before, figure.after, figure.interval)
     return {
-        "before": f"{figure.before:.3g}",
-        "after": f"{figure.after:.3g}",
-        "change": f"{figure.change:+.2g}",
-        "interval": f"{low:+.2g} to {high:+.2g}",
+        "before": shown.before,
+        "after": shown.after,
+        "change": shown.change,
+        "interval": shown.interval,
     }
 
 
@@ -708,8 +697,19 @@ class ClassEffect:
 
     name: str
     before: int
-    lost: int  # removed, or relabelled as another class
-    left: int  # with those that are relabelled as this one
+    removed: int
+    relabelled: int  # as another class
+    gained: int  # of other classes that are relabelled as this one
+
+    @property
+    def lost(self) -> int:
+        """How many of its instances are removed or relabelled."""
+        return self.removed + self.relabelled
+
+    @property
+    def left(self) -> int:
+        """How many instances it has after the edits."""
+        return self.before - self.lost + self.gained
 
 
 def class_effects(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
@@ -718,15 +718,13 @@ def class_effects(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
     labels: the class of each training instance.
     """
     before = Counter(labels)
-    lost = Counter([labels[int(id)] for id in edits.removed])
-    gained: Counter[str] = Counter()
-    for id, label in edits.relabelled.items():
-        if label != labels[id]:
-            lost[labels[id]] += 1
-            gained[label] += 1
+    removed = Counter(labels[int(id)] for id in edits.removed)
+    moved = {id: label for id, label in edits.relabelled.items() if label != labels[id]}
+    relabelled = Counter(labels[id] for id in moved)
+    gained = Counter(moved.values())
     effects = [
-        ClassEffect(name, before[name], count, before[name] - count + gained[name])
-        for name, count in lost.items()
+        ClassEffect(name, before[name], removed[name], relabelled[name], gained[name])
+        for name in dict.fromkeys([*removed, *relabelled])
     ]
     return sorted(effects, key=lambda effect: -effect.lost / effect.before)
 

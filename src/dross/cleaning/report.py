@@ -19,6 +19,7 @@ from .duplicates import Copies, describe_copies, describe_group, describe_natura
 from .explain import Reasons, format_cell, order_columns
 from .findings import describe_change, describe_checks, list_findings
 from .label_noise import LIKELY
+from .measures import tabulate_verdict
 from .modality import Frame
 from .plans import KEEP, draw_plans, list_measures, tabulate_plans
 from .project import Project
@@ -61,6 +62,7 @@ def write_report(project: Project) -> Path:
         "info": info,
         "findings": list_findings(info, instances),
         "verdict": verdicts[-1] if verdicts else None,
+        "measures": tabulate_verdict(verdicts[-1]) if verdicts else [],
         "verdict_figure": safe(_draw_verdict(verdicts[-1])) if verdicts else None,
         "plans": tabulate_plans(project.plans, info.recommendation.recommended),
         "plans_figure": safe(draw_plans_figure(info)),

@@ -17,6 +17,7 @@ from scipy.stats import t
 
 from .edits import BY_DECISIONS, ChosenEdits
 from .findings import name_some
+from .measures import show_metric, tabulate_verdict
 
 ERROR = "error"
 LOG_LOSS = "log loss"
@@ -149,7 +150,8 @@ class Verdict:
     def _repr_html_(self) -> str:
         from .._text import render
 
-        return render("verdict.html", verdict=self.to_json())
+        verdict = self.to_json()
+        return render("verdict.html", verdict=verdict, measures=tabulate_verdict(verdict))
 
 
 @dataclass(frozen=True)
@@ -384,31 +386,12 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
 
 def describe_metric(name: str, metric: Comparison) -> str:
     """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % interval -0.5 to -0.1)"."""
-    low, high = (format_change(name, value, unit="") for value in metric.interval)
+    shown = show_metric(name, vars(metric))
     colon = ":" if name == ERROR else ""
-    before, after = (format_value(name, np.mean(each)) for each in (metric.before, metric.after))
-    change = format_change(name, metric.difference)
-    return f"{name}{colon} {before} -> {after} ({change}, 95 % interval {low} to {high})"
-
-
-def format_value(name: str, value: Any) -> str:
-    """Errors of classes in percent, everything else to three or four digits."""
-    if name == ERROR:
-        return f"{100 * float(value):.1f} %"
-    if abs(value) >= 1000:
-        return f"{float(value):,.0f}"
-    return f"{float(value):.3f}" if abs(value) < 10 else f"{float(value):.4g}"
-
-
-def format_change(name: str, value: float, unit: str = " points") -> str:
-    """A change with its sign; that of an error in points."""
-    if name == ERROR:
-        size = 100 * value
-        return f"{size:+.2f}{unit}" if abs(size) < 0.095 else f"{size:+.1f}{unit}"
-    size = abs(value)
-    if 0.00095 < size < 1:
-        return f"{value:+.3f}"
-    return f"{value:+,.0f}" if size >= 100 else f"{value:+.2g}"
+    return (
+        f"{name}{colon} {shown.before} -> {shown.after} ({shown.change}, 95 % interval "
+        f"{shown.interval})"
+    )
 
 
 def describe_plain(plain: Mapping[str, Comparison], metrics: Mapping[str, Comparison]) -> str:
@@ -417,13 +400,10 @@ def describe_plain(plain: Mapping[str, Comparison], metrics: Mapping[str, Compar
         return ""
     if not plain[LOG_LOSS].is_worse or metrics[LOG_LOSS].is_worse:
         return ""
-    before, after = (
-        format_value(LOG_LOSS, np.mean(each))
-        for each in (plain[LOG_LOSS].before, plain[LOG_LOSS].after)
-    )
+    shown = show_metric(LOG_LOSS, vars(plain[LOG_LOSS]))
     return (
-        f"If all given labels counted as right, the log loss would rise from {before} to {after}: "
-        "a model that predicts the true class is surer than wrong labels allow."
+        f"If all given labels counted as right, the log loss would rise from {shown.before} to "
+        f"{shown.after}: a model that predicts the true class is surer than wrong labels allow."
     )
 
 
@@ -444,9 +424,10 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     if metric.interval[1] < 0 and not metric.is_better:
         return f"As many random edits lower the {name} as much."
     margin = (metric.interval[1] - metric.interval[0]) / 2
-    seen = format_change(name, metric.difference)
+    shown = show_metric(name, vars(metric))
+    seen = shown.change
     if abs(metric.difference) < margin / 10:
-        limit = format_change(name, margin).lstrip("+")
+        limit = shown.number(margin).lstrip("+")
         return f"If the {name} changes at all, it is probably by less than {limit}."
     from_seeds = _quantile(seeds) * metric.seeds_error
     by_rows = float(np.sqrt(max(margin**2 - from_seeds**2, 0.0))) / abs(metric.difference)

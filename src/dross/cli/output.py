@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,7 +19,7 @@ from .._version import __version__
 if TYPE_CHECKING:
     from ..cleaning.plans import PlanResult
     from ..cleaning.project import Project
-    from ..cleaning.verdict import Comparison, Verdict
+    from ..cleaning.verdict import Verdict
     from ..tape.reader import Tape
 
 
@@ -137,37 +136,20 @@ def print_findings(project: "Project") -> None:
 
 def print_verdict(verdict: "Verdict") -> None:
     """Print a verdict: its sentence, its numbers, and its advice."""
+    from ..cleaning.measures import tabulate_verdict
+
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
     console.print(Text.assemble(word, as_typed(verdict.sentence)))
-    names = ["before", "after", "change", "95 % interval", "change, as many random edits"]
+    rows = tabulate_verdict({"metrics": verdict.to_json()["metrics"]})
     table = Table("on all rows, held out in turn" if verdict.nested else "on the test rows")
-    columns = []
-    for name, metric in verdict.metrics.items():
-        is_error = name == "error"
-        table.add_column("error, %" if is_error else name, justify="right")
-        columns.append(_format_metric(metric, percent=is_error))
-    for row in zip(names, *columns):
-        table.add_row(*row)
+    for row in rows:
+        table.add_column(row.pop("measure"), justify="right")
+    for title in rows[0]:
+        table.add_row(title, *(row[title] for row in rows))
     console.print(table)
     if verdict.advice:
         say(verdict.advice)
-
-
-def _format_metric(metric: "Comparison", *, percent: bool) -> list[str]:
-    """The cells of a metric's column."""
-
-    def number(value: float, sign: str = "") -> str:
-        return f"{100 * value:{sign}.2f}" if percent else f"{value:{sign}.4f}"
-
-    low, high = metric.interval
-    return [
-        number(fmean(metric.before)),
-        number(fmean(metric.after)),
-        number(metric.difference, "+"),
-        f"{number(low, '+')} to {number(high, '+')}",
-        number(metric.random_difference, "+"),
-    ]
 
 
 def print_tape(tape: "Tape") -> None:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
+from ..cleaning.measures import tabulate_verdict
 from ..cleaning.project import Project, needed_code
 from ..cleaning.task import CLASSIFICATION, REGRESSION
 from ..errors import CorruptFile, InvalidInput
@@ -146,9 +147,7 @@ class Api:
             _get("/api/items", ItemsQuery, self.list_items),
             _get("/api/why", WhyQuery, self.explain),
             _get("/api/since", SinceQuery, self.changes_since),
-            _get(
-                "/api/verdicts", EmptyRequest, lambda query: {"verdicts": self.project.verdicts()}
-            ),
+            _get("/api/verdicts", EmptyRequest, self.list_verdicts),
             _get("/api/judge", EmptyRequest, lambda query: self.judge_process.status()),
             _post("/api/decide", DecideRequest, self.decide),
             _post("/api/plan", UndoRequest, self.take_plan),
@@ -205,6 +204,11 @@ class Api:
         if len(self.labels) <= query.id < self._instance_count:
             return self.checks.explain(query.id)
         return explain_instance(self.listing, query.id)
+
+    def list_verdicts(self, query: EmptyRequest) -> _JSON:
+        """Return all verdicts, each with its measures in words."""
+        verdicts = self.project.verdicts()
+        return {"verdicts": [each | {"measures": tabulate_verdict(each)} for each in verdicts]}
 
     def changes_since(self, query: SinceQuery) -> _JSON:
         """Return what changed after a revision, and how the judgement is getting on."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cleaning.decisions import Decision
 from ..cleaning.findings import describe_checked, describe_recommendation, warn_of_disagreement
-from ..cleaning.plans import Edits, class_effects, list_measures, tabulate_plans
+from ..cleaning.plans import ClassEffect, Edits, class_effects, list_measures, tabulate_plans
 from ..cleaning.project import Project
 from ..cleaning.report import draw_plans_figure, write_command
 
@@ -69,7 +69,7 @@ class RecommendedPlan:
 def class_warnings(
     labels: Sequence[str], decisions: Mapping[int, Decision], *, regression: bool = False
 ) -> list[str]:
-    """Return a sentence for each class that would lose a fifth or more, or keep fewer than ten.
+    """Return a sentence for each class that would lose a fifth or more, or have fewer than ten left.
 
     Arguments:
         labels: Of every training instance.
@@ -83,10 +83,17 @@ def class_warnings(
     removed = [id for id, (action, _) in decisions.items() if action == "remove"]
     edits = Edits(np.array(removed, dtype=np.int64), relabelled)
     return [
-        f"{'The training data' if regression else f'Class {effect.name}'} would lose {effect.lost} "
-        f"of {effect.before} instances ({100 * effect.lost / effect.before:.0f}\u00a0%); "
-        f"{effect.left} would be left."
+        _describe_loss("The training data" if regression else f"Class {effect.name}", effect)
         for effect in class_effects(labels, edits)
         if effect.lost >= _WARN_FROM_SHARE_LOST * effect.before
         or effect.left < _WARN_BELOW_INSTANCES_LEFT
     ]
+
+
+def _describe_loss(who: str, effect: ClassEffect) -> str:
+    """A sentence whose numbers add up to how many are left."""
+    gained = f" and gain {effect.gained} by relabelling" if effect.gained else ""
+    return (
+        f"{who} would lose {effect.lost} of {effect.before} instances "
+        f"({100 * effect.lost / effect.before:.0f}\u00a0%){gained}; {effect.left} would be left."
+    )

@@ -23,25 +23,25 @@ function axis(at, values, y, format) {
 }
 
 export function chart(name, metric, shownValue, shownChange) {
-  const dots = [["before", metric.before], ["after", metric.after], ["at random", metric.random]].filter(([, values]) => values?.length);
+  const dots = [["before", metric.before], ["after", metric.after], ["control", metric.random]].filter(([, values]) => values?.length);
   const all = dots.flatMap(([, values]) => values);
   const at = scale(all);
   const rows = dots.map(([title, values], row) => {
     const y = 24 + 34 * row;
     const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
     return [label(title, y), s("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y, class: "chart-rail" }),
-      values.map((value) => s("circle", { cx: at(value), cy: y, r: 4.5, class: `dot ${title === "at random" ? "random" : title}` })),
+      values.map((value) => s("circle", { cx: at(value), cy: y, r: 4.5, class: `dot ${title === "control" ? "random" : title}` })),
       s("line", { x1: at(mean), x2: at(mean), y1: y - 11, y2: y + 11, class: "chart-mean" })];
   });
   const bottom = 34 * dots.length + 24;
   return h("figure", {},
-    s("svg", { viewBox: `0 0 ${WIDTH} ${bottom}`, role: "img", "aria-label": `Test ${name} of every seed before, after, and with as many changed at random. The numbers are in the table below.` }, rows, axis(at, all, bottom - 6, (value) => shownValue(name, value))),
+    s("svg", { viewBox: `0 0 ${WIDTH} ${bottom}`, role: "img", "aria-label": `Test ${name} of every seed before and after the decisions, and of the random control. The table has the numbers.` }, rows, axis(at, all, bottom - 6, (value) => shownValue(name, value))),
     differences(name, metric, shownChange),
     h("figcaption", {}, "Above: one dot per seed, a line at the mean. Below: the change with its 95 % interval; left of the dashed line is better."));
 }
 
 function differences(name, metric, shownChange) {
-  const rows = [["after", metric.difference, metric.interval, "after"], ["at random", metric.random_difference, metric.random_interval, "random"]].filter(([, value, interval]) => typeof value === "number" && interval);
+  const rows = [["after", metric.difference, metric.interval, "after"], ["control", metric.random_difference, metric.random_interval, "random"]].filter(([, value, interval]) => typeof value === "number" && interval);
   if (!rows.length) return null;
   const values = [0, ...rows.flatMap(([, value, interval]) => [value, ...interval])];
   const at = scale(values);

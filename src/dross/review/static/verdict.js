@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { chart } from "./chart.js";
 import { byId, data, h, show } from "./dom.js";
 import { on, standing, tell } from "./state.js";
-import { count, percent, signed } from "./words.js";
+import { count, signed } from "./words.js";
 
 const dialog = byId("verdict");
 let state = "idle";
@@ -80,9 +80,10 @@ function build(verdict, place) {
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),
     verdict.advice ? h("p", { class: "quiet" }, data(verdict.advice)) : null,
-    Object.entries(verdict.metrics).map(([name, metric], order) => metricView(name, name, metric, order === 0)),
-    Object.entries(verdict.plain ?? {}).map(([name, metric]) => metricView(name, `${name}, all given labels counted as right`, metric, false)),
+    table(Object.keys(verdict.measures[0] ?? {}), verdict.measures.map(Object.values), "What changed"),
+    Object.entries(verdict.metrics).slice(0, 1).map(([name, metric]) => chart(name, metric, shownValue, shownChange)),
     perClass(verdict.per_class ?? []),
+    h("details", {}, h("summary", {}, "Seed by seed"), Object.entries(verdict.metrics).map(([name, metric]) => [h("h4", {}, name), seeds(name, metric)])),
   ];
   if (place === 0) return h("section", { class: "verdict" }, head, inside);
   return h("details", { class: "verdict" }, h("summary", {}, `Earlier: ${title}, ${String(verdict.made).slice(0, 16).replace("T", " ")}`), head, inside);
@@ -91,28 +92,23 @@ function build(verdict, place) {
 const shownValue = (name, value) => (name === "error" ? `${(100 * value).toFixed(2)} %` : String(Number(value.toPrecision(4))));
 const shownChange = (name, value) => (name === "error" ? `${signed(100 * value)} points` : signed(value));
 
-function metricView(name, words, metric, large) {
-  const range = ([low, high]) => `95 % interval ${shownChange(name, low)} to ${shownChange(name, high)}`;
-  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-  const rows = [["after", metric.difference, metric.interval], ["as many random edits", metric.random_difference, metric.random_interval]];
-  return h("div", { class: "metric" },
-    h("h4", {}, words.charAt(0).toUpperCase() + words.slice(1)),
-    h("p", {}, `Before ${shownValue(name, mean(metric.before))}, after ${shownValue(name, mean(metric.after))}, as many random edits ${shownValue(name, mean(metric.random))} on average.`),
-    large ? chart(name, metric, shownValue, shownChange) : null,
-    h("ul", {}, rows.filter(([, value]) => value !== null && value !== undefined).map(([who, value, interval]) => h("li", {}, h("strong", {}, `${who}: ${shownChange(name, value)}`), `, ${range(interval)}`))),
-    h("details", {}, h("summary", {}, "The numbers, seed by seed"),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${words} per seed` }, h("table", {},
-        h("thead", {}, h("tr", {}, ["Seed", "Before", "After", "Random"].map((title) => h("th", { scope: "col" }, title)))),
-        h("tbody", {}, metric.before.map((value, seed) => h("tr", {}, h("th", { scope: "row" }, seed + 1), [value, metric.after[seed], metric.random[seed]].map((each) => h("td", { class: "number" }, each === undefined ? "" : shownValue(name, each)))))))))); 
+/** A table whose first column names the rows. */
+function table(titles, rows, about) {
+  const [first, ...others] = titles.map((title, place) => h("th", { scope: "col", class: place ? "number" : null }, title));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": about }, h("table", {},
+    h("thead", {}, h("tr", {}, first, others)),
+    h("tbody", {}, rows.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, data(name)), cells.map((cell) => h("td", { class: "number" }, cell)))))));
 }
+
+const seeds = (name, metric) =>
+  table(["seed", "before", "after", "random control"], metric.before.map((value, seed) => [seed + 1, ...[value, metric.after[seed], metric.random[seed]].map((each) => (each === undefined ? "" : shownValue(name, each)))]), `${name} per seed`);
 
 function perClass(classes) {
   if (!classes.length) return null;
-  return [h("h4", {}, "Per class"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Error per class" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Class", "Instances", "Error before", "Error after", "Change"].map((title) => h("th", { scope: "col" }, title)))),
-    h("tbody", {}, classes.map((entry) => h("tr", {}, h("th", { scope: "row" }, data(entry.class)), h("td", { class: "number" }, entry.count),
-      h("td", { class: "number" }, percentOf(entry.before)), h("td", { class: "number" }, percentOf(entry.after)), h("td", { class: "number" }, change(entry)))))))];
+  return [h("h4", {}, "Per class"),
+    table(["class", "rows measured", "error before", "error after", "change, points"],
+      classes.map((entry) => [entry.class, entry.count, tenths(entry.before), tenths(entry.after)]).map(([name, rows, before, after]) => [name, rows, `${before.toFixed(1)} %`, `${after.toFixed(1)} %`, signed(after - before)]), "Error per class")];
 }
 
-const percentOf = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(1)} %`);
-const change = (entry) => (entry.after < entry.before ? "better " : entry.after > entry.before ? "worse " : "same ") + percentOf(Math.abs(entry.after - entry.before));
+/** A share in percent, rounded as it is shown, so that before, after and the change add up. */
+const tenths = (share) => Math.round(1000 * share) / 10;
