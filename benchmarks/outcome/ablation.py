@@ -113,7 +113,7 @@ PARTS: dict[str, Callable[[Rows, str], LabelPosterior]] = {
     FULL: all_parts,
     "no second round": one_round,
     "one flip rate everywhere": same_rate_everywhere,
-    "no experts of validation rows alone": no_validation_experts,
+    "no experts trained on validation rows alone": no_validation_experts,
     "validation rows like training rows": validation_like_training,
     "the other prior (annotated, observed)": other_prior,
 }

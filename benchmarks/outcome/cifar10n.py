@@ -139,7 +139,7 @@ TOOLS: dict[str, Callable[[Case], Answer]] = {
     "nothing": ask_nothing,
     "dross, the recommended plan": ask_dross_plan,
     "dross, ranked list above 50 %, relabelled": ask_dross,
-    "dross, as many rows as Docta, relabelled": ask_dross_like_docta,
+    "dross, the same number of rows as Docta, relabelled": ask_dross_like_docta,
     "cleanlab, linear": ask_cleanlab(("linear",)),
     "cleanlab, ensemble": ask_cleanlab(rivals.ENSEMBLE),
     "Docta, published": ask_docta,

@@ -190,10 +190,10 @@ def show(lines: list[dict]) -> None:
         chosen = [select(cases, situation, kind) for kind in kinds]
         print_table(["method", *kinds], [[m, *(_cell(c, m) for c in chosen)] for m in methods])
     models = list(dict.fromkeys(m for f in damaged.values() for m in f[NOTHING]["measures"]))
-    print("\n### By judging model, all situations")
+    print("\n### By evaluation model, all situations")
     rows = [[m, *(_cell(damaged, m, (model,)) for model in models)] for m in methods]
     print_table(["method", *models], rows)
-    print("\n### By set, all situations")
+    print("\n### By data set, all situations")
     of_set = [{c: f for c, f in damaged.items() if c[0] == name} for name in names]
     print_table(["method", *names], [[m, *(_cell(c, m) for c in of_set)] for m in methods])
     print("\n### Harm, calibration, time")
@@ -223,10 +223,10 @@ def _show_as_they_come(cases: Cases, methods: list[str]) -> None:
     overlapping = {case[0] for case in clean} - {case[0] for case in select(cases)}
     for title, names in (
         ("overlapping classes", overlapping),
-        ("the sets of above, undamaged", {case[0] for case in clean} - overlapping),
+        ("the data sets above", {case[0] for case in clean} - overlapping),
     ):
         chosen = {case: found for case, found in clean.items() if case[0] in names}
-        print(f"\n## Data as they come: {title} ({len(names)} sets)")
+        print(f"\n## Undamaged data: {title} ({len(names)} sets)")
         rows = []
         for method in methods:
             found = as_they_come(chosen, method)
@@ -253,7 +253,7 @@ def _show_numbers(lines: list[dict]) -> None:
     if not cases:
         return
     damaged, methods = select(cases), list_methods(cases)
-    print("\n## Numbers: share of the possible gain in absolute error / log score")
+    print("\n## Numeric targets: share of the possible gain in absolute error / log score")
     rows = []
     for method in methods:
         cells = [_cell(select(cases, situation), method) for situation in SITUATIONS]
@@ -264,7 +264,7 @@ def _show_numbers(lines: list[dict]) -> None:
             clean = f"{found['loss worse']} of {found['pairs']}, {found['error points'] / 100:+.4f}"
         rows.append([method, *cells, f"{error}, {loss} of {count}", clean])
     head = ["method", *SITUATIONS, "worse: error, log score"]
-    print_table([*head, "as they come: log score worse by 5 %, change of the error"], rows)
+    print_table([*head, "undamaged: log score worse by 5 %, change of the error"], rows)
 
 
 def _show_notes(cases: Cases) -> None:
@@ -345,7 +345,7 @@ def draw(lines: list[dict], path: Path) -> None:
         titles = (
             "possible gain: error",
             "possible gain: log loss",
-            "as they come: log loss worse, %",
+            "undamaged: log loss worse, %",
         )
         for panel, title in zip(panels, titles, strict=True):
             panel.set_title(title)

@@ -50,7 +50,11 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
     save_svg(figure(models, rows), target / "peers.svg")
     written = "\n".join([BEGIN, "", *duel_table(duels), *summary_table(rows), END])
     page = target / "peers.md"
-    old = page.read_text() if page.exists() else f"# Beside the peers\n\n{BEGIN}\n{END}\n"
+    old = (
+        page.read_text()
+        if page.exists()
+        else f"# Comparison with other libraries\n\n{BEGIN}\n{END}\n"
+    )
     between = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     page.write_text(between.sub(lambda _: written, old))
     failures = sum(row["failed"] != "" for row in rows)
@@ -197,7 +201,8 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
         elif "failed" in made:
             lines.append(f"| {name} | could not run: {_plain(made['failed'])} | | | | | | |")
     note = (
-        "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query."
+        "Costs are in units of one training run. *: ten times the cost of one query; "
+        "MAGIC goes back once per query."
     )
     return [*lines, "", note, ""]
 

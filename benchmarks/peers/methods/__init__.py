@@ -33,12 +33,14 @@ METHODS: dict[str, Method] = {
     "dross-last-epochs": Method(
         "ours", "last_epochs", "dross", "retrace of the last third of the epochs (at least one)"
     ),
-    "dross-no-hessian": Method("ours", "no_hessian", "dross", "every step, Hessian left out"),
+    "dross-no-hessian": Method(
+        "ours", "no_hessian", "dross", "retrace of every step without the Hessian"
+    ),
     "dross-averaged": Method(
         "ours",
         "average_over_runs",
         "dross",
-        "mean of the exact scores of 4 runs with other seeds (this one among them)",
+        "mean of the exact scores of 4 runs with different seeds (including this one)",
     ),
     "training-loss": Method(
         "ours", "training_loss", "dross", "control: minus the instance's own loss"
@@ -48,7 +50,7 @@ METHODS: dict[str, Method] = {
         "bergson_magic",
         "magic",
         "bergson",
-        "MAGIC: backward through its own training, checkpoints in its mode sqrt",
+        "MAGIC: backward through its own training, checkpoints in its sqrt mode",
     ),
     "captum-tracincp": Method(
         "captum_methods", "tracincp", "captum", "TracInCP over the checkpoints of all epochs"
