@@ -111,7 +111,7 @@ def test_the_demo_tells_its_story(demo):
     folder, result = demo
     assert result.exit_code == 0
     said = " ".join(result.output.split())
-    touched, found = (int(said.split("The plan touches ")[1].split()[k]) for k in (0, 2))
+    touched, found = (int(said.split("The plan changes ")[1].split()[k]) for k in (0, 2))
     assert found >= 36 and found >= 0.6 * touched > 0  # of 45; by chance it would be 5 %
     assert "Improved. The model improved" in said and "dross review" in said
     assert (folder / "report.html").exists()

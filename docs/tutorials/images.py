@@ -31,7 +31,7 @@ places = table["source"].map(lambda source: int(Path(source).stem))
 flipped = digits.flipped[places]
 touched = (table["action"] != "keep").to_numpy()
 print(
-    f"The plan touches {touched.sum()}; "
+    f"The plan changes {touched.sum()}; "
     f"{(touched & flipped).sum()} of {flipped.sum()} flipped ones are among them."
 )
 

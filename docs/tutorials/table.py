@@ -46,7 +46,7 @@ table = project.table
 touched = table[table["action"] != "keep"]
 print(touched[["source", "label", "prediction", "score", "wrong"]].sort_values("score").head(8))
 hits = wrong[touched.index].sum()
-print(f"The plan touches {len(touched)} rows; {hits} of {wrong.sum()} wrong labels are among them.")
+print(f"The plan changes {len(touched)} rows; {hits} of {wrong.sum()} wrong labels are among them.")
 
 # %% Does it help?
 # `dross judge runs/tumours` repeats everything without a fifth of the rows, trains new models with

@@ -43,7 +43,7 @@ print(project.recommended)
 table = project.table
 touched = table[table["action"] != "keep"]
 hits = wrong[touched.index].sum()
-print(f"The plan touches {len(touched)} reviews; {hits} of them have a wrong label.")
+print(f"The plan changes {len(touched)} reviews; {hits} of them have a wrong label.")
 sure = touched.sort_values("confidence", ascending=False).index[:3]
 for id in sure:
     row, text = table.loc[id], project.content["text"][id]

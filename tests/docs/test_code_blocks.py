@@ -30,6 +30,7 @@ from tests.docs.prepared import PREPARED, prepare_names, write_people
 # What is not run here: a pattern of "page: command", or of "page: first lines of Python"; why not.
 NOT_RUN = {
     r": (\.venv/bin/)?pip ": "installs packages",
+    r": (git clone|cd|python3 -m venv|\.) ": "gets a checkout and an environment, as CI does",
     r": export ": "sets a variable of the shell",
     r": make ": "sets up an environment of its own; CI runs make test, check and docs",
     r": \.venv/bin/python tests/regression": "tests/regression/test_digests.py runs it",

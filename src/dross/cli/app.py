@@ -20,10 +20,11 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Find the training instances that make a model worse, and test it by retraining.\n\n"
-    "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
-    epilog="Exit codes: 0, done (whatever the verdict); 1, an error, explained on stderr; 2, a "
-    "wrong command line; 130, stopped with Ctrl-C: run the same command again to continue.",
+    help="Find the training instances that make a model worse, and test by retraining whether "
+    "relabelling or removing them helps.\n\n"
+    "Start with [bold]dross demo[/bold]: it needs no data and takes about a minute.",
+    epilog="Exit codes: 0: success, whatever the verdict. 1: an error, explained on stderr. 2: a "
+    "wrong option or argument. 130: stopped with Ctrl-C; run the same command again to continue.",
 )
 Command = Callable[..., None]
 
@@ -36,7 +37,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[bool, Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the full traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -82,7 +83,7 @@ def _run_command() -> str | int | None:
         if isinstance(ended, SystemExit) and ended.code != 130:
             return ended.code
         PlainConsole(stderr=True).print(
-            "Stopped. What was done is kept: run the same command again to continue."
+            "Stopped. Completed work is kept: run the same command again to continue."
         )
         return 130
 

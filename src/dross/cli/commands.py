@@ -31,25 +31,28 @@ if TYPE_CHECKING:
 @command(app)
 def demo(
     out: Annotated[
-        Path, Option(help="Where everything goes. What an earlier demo left there is replaced.")
+        Path,
+        Option(metavar="FOLDER", help="The output folder. An earlier demo in it is replaced."),
     ] = Path("runs/demo"),
-    seeds: Annotated[int, Option(min=2, help="How many fresh seeds the verdict rests on.")] = 10,
+    seeds: Annotated[
+        int, Option(min=2, metavar="N", help="The number of fresh seeds for the verdict.")
+    ] = 10,
 ) -> None:
-    """Clean 900 digits of scikit-learn, 5 % of whose labels are wrong on purpose.
+    """Clean 900 images of digits, 5 % of which are deliberately mislabelled.
 
-    Reads them as images, examines every label with out-of-fold predictions, recommends what to
-    relabel or remove, judges that with fresh seeds on parts of the data that had no part in it,
-    writes a cleaned copy, and says how many labels are wrong before and after.
+    Examines every label with out-of-fold predictions, recommends what to relabel or remove,
+    judges the recommendation with fresh seeds on held-out images, writes a cleaned copy, and
+    reports how many labels are wrong before and after. The images come with scikit-learn.
     """
     from ..demo import FLIPPED_SHARE, TRAIN, run_demo
 
     console.print(
-        f"{TRAIN} digits in one folder, {FLIPPED_SHARE:.0%} of them with a wrong label on purpose."
+        f"{TRAIN} images of digits, {FLIPPED_SHARE:.0%} of them deliberately mislabelled."
     )
     result = run_demo(out, seeds=seeds, say=say)
     console.print(
-        f"\nThe plan touches {result.acted_on} instances. {result.found} of them are among the "
-        f"{result.flipped} whose label was flipped; it misses {result.flipped - result.found}."
+        f"\nThe plan changes {result.acted_on} instances: {result.found} of the {result.flipped} "
+        f"mislabelled ones, and {result.acted_on - result.found} others."
     )
     console.print(
         f"Wrong labels: {result.flipped} of {TRAIN} before, {result.wrong_left} of "
@@ -57,21 +60,23 @@ def demo(
     )
     before, after = result.errors
     console.print(
-        f"A logistic regression trained on them is wrong about {before:.1%} of other digits "
-        f"before and {after:.1%} after.\n"
+        f"A logistic regression misclassifies {before:.1%} of the test digits if it is trained on "
+        f"the data as given, and {after:.1%} if it is trained on the cleaned copy.\n"
     )
     print_verdict(result.verdict)
     folder = result.project.folder
-    say_path(f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}")
+    say_path(f"\nRead the report: {folder / 'report.html'}\nReview it:       dross review {folder}")
 
 
 @command(app, examples=option.CLEAN_EXAMPLES)
 def clean(
     data: option.Data,
-    label: Annotated[str | None, Option(help="The column to predict.")] = None,
-    text: Annotated[str | None, Option(help="The column that holds a text to learn from.")] = None,
-    images: Annotated[str | None, Option(help="The column that holds the paths of images.")] = None,
+    label: option.Label = None,
+    text: option.TextColumn = None,
+    images: option.ImageColumn = None,
+    labels: option.Labels = None,
     validation: option.Validation = None,
+    validation_is_clean: option.ValidationIsClean = False,
     test: option.Test = None,
     task: option.Task = None,
     column: option.Column = None,
@@ -80,16 +85,11 @@ def clean(
     features: option.Features = None,
     backbone: option.Backbone = None,
     model: option.Model = None,
-    labels: option.Labels = None,
-    repeats: Annotated[int, Option(min=1, help="Independent runs to average the scores over.")] = 4,
-    lr: Annotated[float | None, Option(help="The learning rate; otherwise searched for.")] = None,
-    epochs: Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")] = None,
-    batch_size: Annotated[int | None, Option(min=1, help="Instances per training step.")] = None,
+    lr: option.Rate = None,
+    epochs: option.Epochs = None,
+    batch_size: option.BatchSize = None,
+    repeats: option.Repeats = 4,
     check: option.Check = 16,
-    validation_is_clean: Annotated[
-        bool,
-        Option("--validation-is-clean", help="Trust all labels of --validation: none is listed."),
-    ] = False,
     seed: option.Seed = 0,
     device: option.Device = None,
     out: option.Out = None,
@@ -100,16 +100,16 @@ def clean(
     """Find the training instances that make a model worse.
 
     Examines the label of every row with out-of-fold predictions, and scores every row by how much
-    it adds to the error on held-out rows. Compares plans for what to relabel or remove with
-    changing nothing, on rows that had no part in the plan, and recommends one only if it improves
-    models by more than chance. Finds copies and writes a report. The input is never changed. If it
-    is stopped, run the same command again to continue.
+    it raises the error on held-out rows. Compares plans that relabel or remove rows with changing
+    nothing, and recommends one only if models improve by more than chance would explain. Also
+    finds duplicates, and writes a report. The input is never changed. To resume a command that was
+    stopped, run it again.
 
-    Where wrong labels and overlapping classes look alike in the data, it lists labels to check.
-    Check them on the page (dross review) and run the same command again: it uses what you
-    said, and keeps the recorded runs and all decisions.
+    If the data do not show whether labels are wrong or classes overlap, dross lists labels to
+    check. Check them with dross review and run the same command again: it takes your answers into
+    account, and keeps the recorded runs and all decisions.
 
-    Chats have a command of their own: dross clean-chats.
+    For chats, use dross clean-chats.
     """
     from ..cleaning.chats import is_chat_file
     from ..cleaning.pipeline import clean as clean_data
@@ -173,48 +173,68 @@ def clean_chats(
         str,
         Option(
             metavar="PATH_OR_NAME",
-            help="The language model to fine-tune: a folder, a GGUF file, an adapter of peft, or a "
-            "name on the hub.",
+            help="The language model to fine-tune: a folder, a GGUF file, a PEFT adapter, or the "
+            "name of a model on the Hugging Face Hub.",
         ),
     ],
     lora: Annotated[
-        int | None, Option(min=1, help="Train adapters of this rank instead of the weights.")
+        int | None,
+        Option(min=1, metavar="RANK", help="Train adapters of this rank instead of the weights."),
     ] = None,
     last_layers: Annotated[
-        int | None, Option(min=1, help="Train this many of the last layers only.")
+        int | None, Option(min=1, metavar="N", help="Train only the last N layers.")
     ] = None,
     prompt: Annotated[
-        str | None, Option(help="The column with the prompts. Default: guessed.")
+        str | None,
+        Option(metavar="COLUMN", help="The column with the prompts. Default: detected."),
     ] = None,
     response: Annotated[
-        str | None, Option(help="The column with the responses. Default: guessed.")
+        str | None,
+        Option(metavar="COLUMN", help="The column with the responses. Default: detected."),
     ] = None,
     source: Annotated[
         str | None,
-        Option(help="The column that says where a row is from. Default: source, if there is one."),
+        Option(
+            metavar="COLUMN",
+            help="The column with the source of each row. Default: source, if it exists.",
+        ),
     ] = None,
     template: Annotated[
         str | None,
-        Option(help="A file with a chat template instead of the tokenizer's, or plain."),
+        Option(
+            metavar="FILE",
+            help="A chat template to use instead of the tokenizer's: a file, or plain.",
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(min=2, help="Cut longer texts. Default: 1024.")
+        int | None,
+        Option(min=2, metavar="N", help="Truncate chats to N tokens. Default: 1024."),
     ] = None,
     validation: option.Validation = None,
     test: option.Test = None,
     repeats: Annotated[
-        int, Option(min=1, help="Recorded fine-tunings to average the scores over.")
+        int,
+        Option(
+            min=1,
+            metavar="N",
+            help="The number of recorded fine-tuning runs to average the scores over.",
+        ),
     ] = 2,
     lr: Annotated[
         float | None,
-        Option(help="The learning rate. Default: 2e-4 for adapters, otherwise 2e-5."),
+        Option(
+            metavar="RATE",
+            help="The learning rate. Default: 2e-4 for adapters, otherwise 2e-5.",
+        ),
     ] = None,
-    epochs: Annotated[int, Option(min=1, help="How often the model is trained on every chat.")] = 3,
-    batch_size: Annotated[int, Option(min=1, help="Chats per training step.")] = 8,
+    epochs: Annotated[int, Option(min=1, metavar="N", help="The number of epochs.")] = 3,
+    batch_size: Annotated[
+        int, Option(min=1, metavar="N", help="The number of chats per training step.")
+    ] = 8,
     seed: option.Seed = 0,
     device: option.Device = None,
     force: Annotated[
-        bool, Option("--force", help="Begin even if it takes more than an hour.")
+        bool, Option("--force", help="Start even if it is expected to take more than an hour.")
     ] = False,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
@@ -223,11 +243,10 @@ def clean_chats(
 ) -> None:
     """Find the chats that make a fine-tuned language model worse, and the tokens that do it.
 
-    Fine-tunes the model on chats (messages, or prompts and responses), scores every example and
-    every token of its answers by how much it adds to the loss on held-out examples, and recommends
-    a plan only if it improves models by more than chance. The input is never changed. If it is
-    stopped, run the same command again to continue. dross review, judge and export take it from
-    there.
+    Fine-tunes the model on chats (messages, or prompts and responses), scores every chat and every
+    token of its responses by how much it raises the loss on held-out chats, and recommends a plan
+    only if models improve by more than chance would explain. The input is never changed. To resume
+    a command that was stopped, run it again. Continue with dross review, judge and export.
     """
     from ..finetune.clean import clean_chats as clean_data
 
@@ -261,21 +280,24 @@ def clean_chats(
 @command(app)
 def review(
     run: option.ProjectFolder,
-    port: Annotated[int | None, Option(help="The port to serve on. Default: a free one.")] = None,
+    port: Annotated[
+        int | None, Option(metavar="PORT", help="The port to serve on. Default: a free one.")
+    ] = None,
     host: Annotated[
         str,
         Option(
-            help="The address to serve on. Anything but 127.0.0.1 lets in others who have the link."
+            metavar="ADDRESS",
+            help="The address to serve on. Any other than 127.0.0.1 gives access to everybody who "
+            "has the link.",
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, Option(help="Open the browser.")] = True,
     trust_code: option.TrustCode = None,
 ) -> None:
-    """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision
-    is saved at once and can be undone.
+    """Review the suggestions in the browser: keep, remove, or relabel.
 
-    The page judges the decisions, too. Data and models from module:function are run for that only
-    if --trust-code names them.
+    Every decision is saved at once and can be undone. The page can also judge the decisions; it
+    runs data and models from module:function only if --trust-code names them.
     """
     from ..review.server import serve
 
@@ -285,39 +307,51 @@ def review(
 @command(app, examples=option.JUDGE_EXAMPLES)
 def judge(
     run: option.ProjectFolder,
-    remove: Annotated[int | None, Option(help="Judge the removal of the N most harmful.")] = None,
+    remove: Annotated[
+        int | None,
+        Option(metavar="N", help="Judge the removal of the N most harmful instances."),
+    ] = None,
     relabel: Annotated[
         int | None,
-        Option(help="Judge relabelling the N most probably mislabelled as the models predict."),
+        Option(
+            metavar="N",
+            help="Judge the N most probably mislabelled instances with the labels that the models "
+            "predict.",
+        ),
     ] = None,
     decisions: Annotated[
-        bool, Option("--decisions", help="Judge what was decided on the page.")
+        bool, Option("--decisions", help="Judge the decisions made on the page.")
     ] = False,
     plan: option.PlanName = None,
-    seeds: Annotated[int | None, Option(help="Fresh seeds to train with. Default: 10.")] = None,
+    seeds: Annotated[
+        int | None, Option(metavar="N", help="The number of fresh seeds. Default: 10.")
+    ] = None,
     quick: Annotated[
         bool,
-        Option("--quick", help="A first look with fewer seeds."),
+        Option("--quick", help="Use fewer seeds, for a first impression."),
     ] = False,
-    jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
+    jobs: Annotated[
+        int, Option(min=1, metavar="N", help="The number of processes to train in.")
+    ] = 1,
     estimator: option.Estimator = None,
     device: option.Device = None,
     trust_code: option.TrustCode = None,
     quiet: option.Quiet = False,
     as_json: option.Json = False,
 ) -> None:
-    """Does it help? Train new models with and without the changes and compare them on instances
-    that had no part in the changes: the test file, or else every part of the data in turn.
+    """Train new models with and without the changes, and compare them on held-out data.
 
-    Each time three models start from the same weights: trained on the data as they are, with the
-    changes, and with the same number of random changes. The verdict is improved, worse, or
-    inconclusive. Without options it judges the decisions made on the page, or else the recommended
-    plan. Data and models from module:function are run only if --trust-code names them.
+    For every seed, three models start from the same weights: one is trained on the data as given,
+    one with the changes, and one with the same number of random changes. They are evaluated on the
+    test set if there is one, and otherwise on every part of the data in turn. The verdict is
+    improved, worse, or inconclusive. By default, dross judges the decisions made on the page, or
+    else the recommended plan. Data and models from module:function are run only if --trust-code
+    names them.
 
-    The models are those of dross clean. With --estimator, your own model decides: any estimator of
-    scikit-learn, or a function of yours that returns one. It is trained on the same numbers, with the
-    same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
-    training part.
+    The models are those of dross clean. With --estimator, they are your own: any scikit-learn
+    estimator, or a function that returns one. It is trained on the same features, with the same
+    seeds and edits. If seeds do not change it, each one draws a bootstrap sample of the training
+    set.
     """
     from ..cleaning.judge import judge as judge_project
 
@@ -353,11 +387,18 @@ def export(
     ],
     remove: Annotated[
         int | None,
-        Option(help="Leave out the N most harmful instead of what was decided on the page."),
+        Option(
+            metavar="N",
+            help="Leave out the N most harmful instances, instead of applying the decisions.",
+        ),
     ] = None,
     relabel: Annotated[
         int | None,
-        Option(help="Relabel the N most probably mislabelled as the models predict."),
+        Option(
+            metavar="N",
+            help="Relabel the N most probably mislabelled instances with the labels that the "
+            "models predict.",
+        ),
     ] = None,
     plan: option.PlanName = None,
     overwrite: Annotated[
@@ -366,9 +407,9 @@ def export(
     ] = False,
     quiet: option.Quiet = False,
 ) -> None:
-    """Write a cleaned copy of the data and the list of decisions. The input is never touched.
+    """Write a cleaned copy of the data, and the list of decisions. The input is never changed.
 
-    Without options the decisions made on the page are applied, or else the recommended plan.
+    By default, the decisions made on the page are applied, or else the recommended plan.
     """
     from ..cleaning.export import export as export_project
 
@@ -384,11 +425,11 @@ def export(
 @command(app)
 def info(
     tape: Annotated[
-        str, Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")
+        str, Argument(help="The folder of the recorded run, or the URL of a copy of it.")
     ],
     as_json: option.Json = False,
 ) -> None:
-    """Describe a recorded run: what was trained, how far it got, what the tape holds.
+    """Describe a recorded run: the model, the number of steps, and the files of the tape.
 
     Every file is read and compared with its digest, so damage is found.
     """
@@ -401,7 +442,7 @@ def info(
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:
             raise InvalidInput(
-                f"{tape} is a folder of dross clean. Pass one of its recorded runs: {inside}."
+                f"{tape} is a project of dross clean. Pass one of its recorded runs: {inside}."
             )
     opened = Tape(tape)
     opened.check_files()

@@ -22,115 +22,241 @@ JUDGE_EXAMPLES = (
     "dross judge runs/people --remove 50 --estimator sklearn:HistGradientBoostingClassifier",
     "dross judge runs/people --estimator mymodels:pipeline",
 )
+# headings under which `dross clean --help` groups its options
+_INPUT = "How to read the data"
+_TRAINING = "What to train"
+_OUTPUT = "Output"
+
 Data = Annotated[
     str,
     Argument(
+        metavar="DATA",
         help="A CSV, TSV or Parquet file, a folder of images with one folder per class, "
-        "or module:function."
+        "or module:function.",
+    ),
+]
+Label = Annotated[
+    str | None, Option(metavar="COLUMN", help="The column to predict.", rich_help_panel=_INPUT)
+]
+TextColumn = Annotated[
+    str | None,
+    Option(
+        "--text",
+        metavar="COLUMN",
+        help="The column with the text to learn from.",
+        rich_help_panel=_INPUT,
+    ),
+]
+ImageColumn = Annotated[
+    str | None,
+    Option(
+        "--images",
+        metavar="COLUMN",
+        help="The column with the paths of the images.",
+        rich_help_panel=_INPUT,
     ),
 ]
 Validation = Annotated[
     str | None,
     Option(
-        help="Validation data of your own; they stay as they are. Plans are measured on them, too."
+        metavar="FILE",
+        help="A validation set of your own. It is left unchanged, and plans are evaluated on it.",
+        rich_help_panel=_INPUT,
     ),
 ]
 Test = Annotated[
     str | None,
-    Option(help="Test data of your own, for dross judge; dross clean looks for copies in them."),
+    Option(
+        metavar="FILE",
+        help="A test set for dross judge. dross clean only looks for duplicates in it.",
+        rich_help_panel=_INPUT,
+    ),
 ]
 Task = Annotated[
-    str | None, Option(help="classification or regression; otherwise inferred from the label.")
+    str | None,
+    Option(
+        metavar="TASK",
+        help="classification or regression. Default: inferred from the label.",
+        rich_help_panel=_INPUT,
+    ),
 ]
 Column = Annotated[
     list[str] | None,
     Option(
-        help="What a column holds: NAME=number, category, date, text or ignore. The last two are "
-        "not learned. May be repeated."
+        metavar="NAME=KIND",
+        help="The kind of a column: number, category, date, text or ignore. Columns of the last "
+        "two kinds are not used for training. May be repeated.",
+        rich_help_panel=_INPUT,
     ),
 ]
 Separator = Annotated[
-    str | None, Option(help="Between the cells of a CSV file: one character, or tab.")
+    str | None,
+    Option(
+        metavar="CHARACTER",
+        help="The separator of a CSV file: one character, or tab. Default: detected.",
+        rich_help_panel=_INPUT,
+    ),
 ]
 Missing = Annotated[
     list[str] | None,
     Option(
         "--na",
-        help="A cell that counts as missing, instead of ?, NA, N/A, nan, null, None and -. May be "
-        "repeated. Empty cells always count.",
+        metavar="TEXT",
+        help="A cell to treat as missing, instead of ?, NA, N/A, nan, null, None and -. Empty "
+        "cells are always missing. May be repeated.",
+        rich_help_panel=_INPUT,
     ),
 ]
 Features = Annotated[
     Path | None,
     Option(
-        help="Your own features to learn from, .npy or Parquet with a row per instance, in the "
-        "order of the input (images: sorted by path), then of --validation and --test."
+        metavar="FILE",
+        help="Your own features to learn from: a .npy or Parquet file with one row per instance, in "
+        "the order of the input (images: sorted by path), followed by --validation and --test.",
+        rich_help_panel=_TRAINING,
     ),
 ]
 Backbone = Annotated[
     str | None,
     Option(
         metavar="NAME",
-        help="The pretrained model that looks at images (efficientnet-lite0, timm:NAME, "
-        "torchvision:NAME, transformers:NAME) or texts (wordllama, sentence-transformers:NAME), "
-        "or none. Default: what is installed, if it helps.",
+        help="A pretrained model for images (efficientnet-lite0, timm:NAME, torchvision:NAME, "
+        "transformers:NAME) or texts (wordllama, sentence-transformers:NAME), or none. Default: "
+        "one that is installed, if it lowers the held-out loss.",
+        rich_help_panel=_TRAINING,
     ),
 ]
 Model = Annotated[
     str | None,
     Option(
-        help="linear, mlp, cnn, or module:function that builds a torch model. Default: what "
-        "does better on held-out instances."
+        metavar="MODEL",
+        help="linear, mlp, cnn, or a module:function that builds a torch model. Default: the one "
+        "with the lower held-out loss.",
+        rich_help_panel=_TRAINING,
     ),
 ]
 Labels = Annotated[
     str | None,
     Option(
         metavar="KIND",
-        help="annotated: somebody judged each instance, and careful people would nearly always "
-        "agree. observed: labels are what happened, and equal instances can differ. Default: "
-        "annotated for images and texts, observed otherwise.",
+        help="annotated: people assigned the labels, and careful people would nearly always agree. "
+        "observed: labels record what happened, and equal instances can have different labels. "
+        "Default: annotated for images and texts, observed otherwise.",
+        rich_help_panel=_INPUT,
+    ),
+]
+Repeats = Annotated[
+    int,
+    Option(
+        min=1,
+        metavar="N",
+        help="The number of recorded runs to average the scores over.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+Rate = Annotated[
+    float | None,
+    Option(
+        "--lr",
+        metavar="RATE",
+        help="The learning rate. Default: found by a search.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+Epochs = Annotated[
+    int | None,
+    Option(
+        min=1,
+        metavar="N",
+        help="The number of epochs. Default: found by a search.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    Option(
+        min=1,
+        metavar="N",
+        help="The number of instances per training step. Default: chosen by the size of the data.",
+        rich_help_panel=_TRAINING,
     ),
 ]
 Check = Annotated[
     int,
     Option(
         min=1,
-        help="How many of the most harmful instances, and how many others, to check by retraining.",
+        metavar="N",
+        help="Check the scores of the N most harmful and of N other instances by retraining.",
+        rich_help_panel=_TRAINING,
     ),
 ]
-Seed = Annotated[int, Option(min=0, help="The seed of everything random.")]
+ValidationIsClean = Annotated[
+    bool,
+    Option(
+        "--validation-is-clean",
+        help="Trust every label of --validation.",
+        rich_help_panel=_INPUT,
+    ),
+]
+Seed = Annotated[
+    int, Option(min=0, metavar="N", help="The random seed.", rich_help_panel=_TRAINING)
+]
 Device = Annotated[
     str | None,
     Option(
-        help="Where to compute features and train models: cpu, cuda or mps. Default: a CUDA "
-        "GPU if there is one, otherwise the CPU."
+        metavar="DEVICE",
+        help="Where to compute features and train models: cpu, cuda or mps. Default: a CUDA GPU if "
+        "there is one, otherwise the CPU.",
+        rich_help_panel=_TRAINING,
     ),
 ]
-Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
+Out = Annotated[
+    Path | None,
+    Option(
+        metavar="FOLDER",
+        help="The folder for the results. Default: runs/NAME.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Overwrite = Annotated[
     bool,
-    Option("--overwrite", help="Replace what dross wrote into the folder; other files stay."),
+    Option(
+        "--overwrite",
+        help="Replace the files that dross wrote to the folder; other files are kept.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 Quiet = Annotated[
-    bool, Option("--quiet", "-q", help="Print nothing but errors, and what --json asks for.")
+    bool,
+    Option(
+        "--quiet",
+        "-q",
+        help="Print only errors, and the result if --json is set.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 Json = Annotated[
     bool,
-    Option("--json", help="Print the result as one JSON object; everything else goes to stderr."),
+    Option(
+        "--json",
+        help="Print the result as one JSON object to stdout, and everything else to stderr.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 PlanName = Annotated[
     str | None,
     Option(
         "--plan",
-        help="A plan from the report's table instead of the recommended one, such as wrong-50.",
+        metavar="NAME",
+        help="A plan from the table in the report, such as wrong-50, instead of the recommended "
+        "one.",
     ),
 ]
 TrustCode = Annotated[
     list[str] | None,
     Option(
         metavar="MODULE:FUNCTION",
-        help="Code that the project was made with and that may be run. May be repeated.",
+        help="Code that the project was made with and that dross may run. May be repeated.",
     ),
 ]
 Estimator = Annotated[
@@ -138,7 +264,7 @@ Estimator = Annotated[
     Option(
         "--estimator",
         metavar="MODEL",
-        help="The model that judges: sklearn:NAME, a class of scikit-learn, or module:function "
-        "that returns an estimator.",
+        help="Your own model to judge with: sklearn:NAME for a scikit-learn class, or a "
+        "module:function that returns an estimator.",
     ),
 ]

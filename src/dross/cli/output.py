@@ -129,7 +129,7 @@ def print_findings(project: "Project") -> None:
     asks = labels is not None and labels.to_check
     console.print()
     say_path(f"{'Read the report:':<20}{folder / 'report.html'}")
-    say_path(f"{'Check the labels:' if asks else 'Look and decide:':<20}dross review {folder}")
+    say_path(f"{'Check the labels:' if asks else 'Review it:':<20}dross review {folder}")
     if project.recommended is not None or project.current_decisions():
         say_path(f"{'Does it help?':<20}dross judge {folder}")
 
