@@ -165,7 +165,7 @@ def count_operations(problem: Problem) -> None:
         return counter.get_total_flops()
 
     training = count(problem.train_plainly)
-    print_head("operations by those of the training", *map(str, QUERIES[:2]))
+    print_head("operations relative to training", *map(str, QUERIES[:2]))
     with tempfile.TemporaryDirectory(prefix="dross-lm-duel-") as folder:
         run = problem.record(Path(folder) / "a", dross.tape.Checkpoints())
         ask = lambda n: run.influence(dross.losses((x[:n], y[:n])))

