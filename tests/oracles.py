@@ -5,7 +5,7 @@ Nothing here uses the code that it checks, but for the seeds of random numbers.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,24 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
             nn.utils.clip_grad_norm_(model.parameters(), problem.clip_norm)
         optimizer.step()
     return model.eval()
+
+
+def literal_margins(problem: Problem) -> list[list[float]]:
+    """The margins of each instance, one for every time that training used it."""
+    margins: list[list[float]] = [[] for _ in problem.X]
+    seen: list[Tensor] = []
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append(outputs.detach().double())
+        return problem.loss(outputs, labels)
+
+    literal_run(replace(problem, loss=loss))
+    for ids, outputs in zip(problem.batches, seen):
+        for i, logits in zip(ids.tolist(), outputs):
+            label = int(problem.Y[i])
+            others = [float(z) for k, z in enumerate(logits) if k != label]
+            margins[i].append(float(logits[label]) - max(others))
+    return margins
 
 
 def validation_loss(problem: Problem, model: nn.Module) -> float:

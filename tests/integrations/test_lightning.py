@@ -195,3 +195,40 @@ class TestRefusals:
 
         with pytest.raises(NotSupported, match="returned None"):
             fit(Skips("loss"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])
+
+
+class Still(Classifier):
+    """Its weights do not move, so that every margin is that of the first model."""
+
+    returned = ("loss", "losses", "logits", "labels")
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        losses = F.cross_entropy(logits, y, reduction="none")
+        named = {"loss": losses.mean(), "losses": losses, "logits": logits, "labels": y}
+        return {name: named[name] for name in self.returned}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy"])
+def test_margins(tmp_path, loss):
+    """Of a module that is called, and of a training_step that returns logits and labels."""
+    module = Still()
+    callback = DrossCallback(loss, path=tmp_path / "tape")
+    fit(module, (X, Y), [callback])
+    logits = module(X).detach().numpy()
+    others = np.where(np.eye(3, dtype=bool)[Y], -np.inf, logits)
+    expected = logits[range(11), Y] - others.max(1)
+    np.testing.assert_allclose(callback.recorded_run().margins(), expected, rtol=1e-12)
+
+
+def test_margins_of_losses_alone_are_refused(tmp_path):
+    module = Still()
+    module.returned = ("loss", "losses")
+    callback = DrossCallback(path=tmp_path / "tape")
+    fit(module, (X, Y), [callback])
+    with pytest.raises(NotSupported, match='must return "logits" and "labels"'):
+        callback.recorded_run().margins()

@@ -131,3 +131,24 @@ def test_refusals(tmp_path):
     with pytest.raises(InputChanged, match="another data set"):
         callback.recorded_run()
     X[2] -= 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_margins(tmp_path, name):
+    """Of logits, though the classifier gives probabilities; a regressor has none."""
+    kind, options, y, _ = KINDS[name]
+    callbacks = [("dross", DrossCallback(path=tmp_path / "tape"))]
+    still = {"lr": 0.0, "optimizer__momentum": 0.0}
+    net = build(kind, callbacks, **options, **still).fit(X, y)
+    run = dict(net.callbacks_)["dross"].recorded_run()
+    if name == "regressor":
+        with pytest.raises(NotSupported, match="this net is a regressor"):
+            run.margins()
+        return
+    outputs = net.module_(torch.tensor(X)).detach().numpy()
+    if name == "binary":
+        expected = np.where(y == 1, outputs[:, 0], -outputs[:, 0])
+    else:
+        others = np.where(np.eye(3, dtype=bool)[y], 0, outputs).max(1)
+        expected = np.log(outputs[range(12), y] / others)
+    np.testing.assert_allclose(run.margins(), expected, rtol=1e-9)

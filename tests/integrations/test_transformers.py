@@ -14,6 +14,7 @@ from transformers import Trainer
 import dross
 from dross.data.dataset import Collated
 from dross.engine.objective import Objective
+from dross.errors import NotSupported
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.losses import InstanceLosses
 from dross.integrations.transformers.trainer import Split
@@ -219,3 +220,22 @@ def test_any_class_of_trainers(tmp_path):
     assert issubclass(recording(Exact), Exact)
     with pytest.raises(dross.InvalidInput, match="recording takes a trainer class"):
         recording(dict)
+
+
+def test_margins_of_a_classifier(tmp_path):
+    """Its weights do not move, so that every margin is that of the first model."""
+    trainer = trainer_for("classifier", tmp_path, **OPTIONS["sgd"] | {"learning_rate": 0.0})
+    trainer.train()
+    batch = pad(texts(labelled=True))
+    labels = batch.pop("labels").numpy()
+    logits = trainer.model.eval()(**batch).logits.detach().numpy()
+    others = np.where(np.eye(3, dtype=bool)[labels], -np.inf, logits).max(1)
+    expected = logits[range(10), labels] - others
+    np.testing.assert_allclose(trainer.recorded_run().margins(), expected, rtol=1e-6)
+
+
+def test_margins_of_a_language_model_are_refused(tmp_path):
+    trainer = trainer_for("language", tmp_path, **OPTIONS["plain"])
+    trainer.train()
+    with pytest.raises(NotSupported, match=r"another kind of task \(next token\)"):
+        trainer.recorded_run().margins()

@@ -22,6 +22,7 @@ from ..tape.reader import describe_tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, Removal, SweepOptions, counterfactual, leave_one_out
 from .forward import ParameterInfluence, parameter_influence
+from .margins import mean_margins
 from .plan import RetracePlan, make_plan
 from .query import Query, as_query
 from .retrace import retrace
@@ -121,6 +122,8 @@ class Run:
             scores = run.influence(dross.mean_loss((X_val, y_val)))
             scores.most_harmful(10)
 
+        This asks which instances harm the query. For which labels are wrong, see `margins`.
+
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             epochs: retrace only this many of the last epochs.
@@ -158,6 +161,34 @@ class Run:
         )
         report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.step)
         return scores
+
+    def margins(self, *, epochs: int | None = None, step: int | None = None) -> np.ndarray:
+        """The mean margin of every instance during training: the lowest labels are likely wrong.
+
+            suspects = np.argsort(run.margins())[:100]
+
+        The margin is the logit of the given label minus the largest logit of another class, in the
+        training pass of each step that used the instance. Its mean is the area under the margin
+        (AUM) of Pleiss et al. (2020). `influence` answers another question, whether the instance
+        harms a query: docs/explain/harm-or-mislabelled.md.
+
+        The cost is a forward pass of the data per epoch, and a replay of the run where its tape does
+        not keep every state.
+
+        Arguments:
+            epochs: look at only this many of the last epochs.
+            step: look at the steps before this one instead of all.
+
+        Returns:
+            float64 [N]; nan where none of these steps used the instance.
+
+        Raises:
+            NotSupported: where the model is not a classifier, or does not give logits.
+            InvalidInput: where the tape does not hold those epochs.
+            DrossError: where the tape is damaged, or the model or the data have changed.
+        """
+        steps = choose_steps(self.recording.tape, epochs=epochs, step=step)
+        return mean_margins(self.recording, steps, progress=self.progress)
 
     def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
         if resume is None or resume is False:

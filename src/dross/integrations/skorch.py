@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from .._extras import install_command
 
 try:
-    from skorch import NeuralNetBinaryClassifier
+    from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier, NeuralNetRegressor
     from skorch.callbacks import Callback, GradientNormClipping
     from skorch.dataset import unpack_data
 except ImportError as error:
@@ -203,6 +204,20 @@ class InstanceLosses:
         finally:
             criterion.reduction = before
         return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+    def class_logits(self, outputs: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of the classes, and the labels, for `Run.margins`.
+
+        A module whose criterion is NLLLoss or BCELoss returns probabilities, as skorch asks for.
+        """
+        criterion = self.net.criterion_
+        if isinstance(self.net, NeuralNetRegressor):
+            raise NotSupported("Margins are those of a classifier, and this net is a regressor.")
+        if isinstance(self.net, NeuralNetClassifier) and isinstance(criterion, nn.NLLLoss):
+            return torch.log(outputs + torch.finfo(outputs.dtype).eps), y  # as its get_loss does
+        if isinstance(criterion, nn.BCELoss):
+            return torch.logit(outputs, eps=torch.finfo(outputs.dtype).eps), y
+        return outputs, y
 
 
 def _split(batch: Any) -> tuple[Any, Any]:

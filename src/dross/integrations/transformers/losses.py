@@ -117,6 +117,20 @@ class InstanceLosses:
         """How many numbers `each_token` gives for each example, [B]."""
         return self.count(y).clamp(min=1)
 
+    def class_logits(self, outputs: Any, y: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The logits of the classes, and the labels, for `Run.margins`.
+
+        Raises:
+            NotSupported: where an example does not have one label out of several classes.
+        """
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        if self.kind != "label" or self._problem(y["labels"]) != "single_label_classification":
+            raise NotSupported(
+                "Margins need one label per example, out of several classes. This model has "
+                f"another kind of task ({self.problem or self.kind})."
+            )
+        return logits.view(-1, self.labels), y["labels"].view(-1)
+
     def losses_of_rows(self, y: dict[str, Tensor]) -> Tensor:
         """How many numbers a call gives for each example, [B]."""
         slots = self.slots(y)
@@ -138,10 +152,7 @@ class InstanceLosses:
         return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)
 
     def _of_labels(self, logits: Tensor, labels: Tensor) -> Tensor:
-        problem = self.problem
-        if problem is None and self.labels > 1 and not labels.is_floating_point():
-            problem = "single_label_classification"
-        problem = problem or ("regression" if self.labels == 1 else "multi_label_classification")
+        problem = self._problem(labels)
         if problem == "single_label_classification":
             return self._cross_entropy(logits.view(-1, self.labels), labels.view(-1))
         labels = labels.view(logits.shape).to(logits.dtype)
@@ -149,6 +160,14 @@ class InstanceLosses:
             return ((logits - labels) ** 2).flatten(1).mean(1)
         each = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return each.flatten(1).mean(1)
+
+    def _problem(self, labels: Tensor) -> str:
+        """The configuration's problem_type, or what transformers infers from the labels."""
+        if self.problem is not None:
+            return self.problem
+        if self.labels > 1 and not labels.is_floating_point():
+            return "single_label_classification"
+        return "regression" if self.labels == 1 else "multi_label_classification"
 
     def _of_answers(self, outputs: Any, y: dict[str, Tensor]) -> Tensor:
         losses = []
