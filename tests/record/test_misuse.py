@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dross
 from dross.errors import DrossError, InvalidInput
@@ -213,4 +213,78 @@ def test_what_is_asked_of_a_run_is_checked(train):
     ]
     for ask in asked:
         with pytest.raises(DrossError):
+            ask()
+
+
+# --- gradients that are switched off, models that cannot be trained ---
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_needs_gradients(tmp_path, around, first):
+    model, optimizer = _start()
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
+    if not first:
+        with recorder.step([0, 1], X[:2], Y[:2]) as losses:
+            losses.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(InvalidInput, match="Gradients are switched off here"), around():
+        recorder.step([0, 1], X[:2], Y[:2]).__enter__()
+    with pytest.raises(InvalidInput, match="Gradients are switched off here"), around():
+        recorder.observe([0, 1], X[:2], Y[:2]).__enter__()
+
+
+def test_a_model_in_eval_mode_is_noticed_at_its_first_step(tmp_path):
+    model, optimizer = _start()
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
+    with recorder.step([0, 1], X[:2], Y[:2]) as losses:
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()  # for a validation, and never train() again
+    with pytest.raises(InvalidInput, match=r"eval mode: call model.train\(\)"):
+        recorder.step([0, 1], X[:2], Y[:2]).__enter__()
+
+
+def test_a_model_that_cannot_be_trained(tmp_path):
+    model, optimizer = _start()
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
+    model.requires_grad_(False)
+    with pytest.raises(InvalidInput, match="no parameters to train"):
+        recorder.step([0, 1], X[:2], Y[:2]).__enter__()
+    with torch.inference_mode():
+        model, optimizer = _start()
+    with pytest.raises(InvalidInput, match=r"made inside torch.inference_mode\(\)"):
+        dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "u")
+
+
+def test_an_empty_batch(record):
+    with pytest.raises(InvalidInput, match="The batch is empty"):
+        record({}, {"ids": [], "x": X[:0], "y": Y[:0]})
+
+
+@pytest.mark.parametrize("change", [Tensor.item, Tensor.detach])
+def test_a_loss_that_is_no_tensor_with_a_gradient(tmp_path, change):
+    model, optimizer = _start()
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
+    with (
+        pytest.raises(InvalidInput, match=r"The loss has no gradient: pass it before backward\(\)"),
+        recorder.observe([0, 1], X[:2], Y[:2]) as watch,
+    ):
+        watch(change(nn.functional.cross_entropy(model(X[:2]), Y[:2])))
+
+
+def test_a_run_is_asked_without_gradients(train):
+    run, query = train(), dross.mean_loss((X, Y))
+    scores = run.influence(query)
+    with torch.no_grad():
+        assert torch.equal(torch.tensor(run.influence(query).values), torch.tensor(scores.values))
+    asked = [
+        lambda: run.influence(query),
+        lambda: run.counterfactual([[1]]).evaluate(query),
+        lambda: run.parameter_influence([1]),
+    ]
+    for ask in asked:
+        with pytest.raises(InvalidInput, match=r"inference_mode\(\)"), torch.inference_mode():
             ask()

@@ -13,9 +13,18 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from ..data.dataset import ModelKwargs
+from ..errors import InvalidInput
 
 NARROW = (torch.bfloat16, torch.float16)
 _ROWS_AT_ONCE = 64
+
+
+def refuse_inference_mode() -> None:
+    """Raise InvalidInput inside torch.inference_mode(), which no derivative can leave."""
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput(
+            "Nothing can be differentiated inside torch.inference_mode(). Make this call outside."
+        )
 
 
 def vjp(

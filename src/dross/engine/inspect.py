@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import DrossError, DrossWarning, InvalidInput, NotSupported, first_line
-from .autodiff import call_model, probe_direction
+from .autodiff import call_model, probe_direction, refuse_inference_mode
 from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
 from .norms import statistics_of
 from .objective import Objective, Penalty
@@ -116,8 +116,12 @@ def device_and_dtype(
             "The model has lazy parameters that are not initialized: call it once on a batch, and "
             "make the optimizer afterwards."
         )
-    if torch.is_inference_mode_enabled():
-        raise InvalidInput("Nothing can be differentiated inside torch.inference_mode().")
+    if any(p.is_inference() for p in parameters):
+        raise InvalidInput(
+            "The model was made inside torch.inference_mode(), and cannot be trained. Make it "
+            "outside."
+        )
+    refuse_inference_mode()
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
         raise NotSupported(

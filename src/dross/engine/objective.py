@@ -33,6 +33,7 @@ from .autodiff import (
     batched_vjp,
     call_model,
     jvp,
+    refuse_inference_mode,
     times,
     unit_factor,
     use_modes,
@@ -364,6 +365,7 @@ class Objective:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside: modules are in the modes they were trained in; arithmetic is repeatable."""
+        refuse_inference_mode()
         evaluated = set(self.evaluated)
         wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
         with use_modes(wanted), use_arithmetic(self.model, self.precision.kernels):

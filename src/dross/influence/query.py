@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._checks import check_number
 from ..data.dataset import Instances
-from ..engine.autodiff import batched_vjp, widen
+from ..engine.autodiff import batched_vjp, refuse_inference_mode, widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
 from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
@@ -117,6 +117,7 @@ class Query:
             InvalidInput: where the query does not fit the model.
             Diverged: where the query is not finite at this state.
         """
+        refuse_inference_mode()
         # by name: sums round by their order, and a file does not keep the order of its tensors
         floating = {
             name: b
@@ -133,10 +134,10 @@ class Query:
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
                 with torch.enable_grad():
                     value = self._check_shape(self._run(fn, theta, {**rest, **leaves}))
+                    flat = value.reshape(-1)
                 if not torch.isfinite(value).all():
                     raise Diverged(f"The query {self.name} is not finite at the trained model.")
                 values.append(torch.tensor(value.tolist(), dtype=torch.float64))
-                flat = value.reshape(-1)
                 eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
                 inputs = [theta, *leaves.values()]
                 row = batched_vjp([flat], inputs, [eye], rows_at_once=len(flat))

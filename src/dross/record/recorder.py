@@ -281,12 +281,25 @@ class Recorder:
             raise InvalidInput("This recorder is closed.")
         if self._watch.inside:
             raise InvalidInput("recorder.step was entered twice: finish one batch before the next.")
-        self._watch.set_epoch(epoch)
+        if not torch.is_grad_enabled():
+            raise InvalidInput(
+                "Gradients are switched off here. Leave torch.no_grad() or torch.inference_mode() "
+                "out around the training step."
+            )
         loop = self._loop
+        if not loop.model.training:
+            raise InvalidInput(
+                "The model is in eval mode: call model.train() before recording a step."
+            )
+        if not self._tape.is_open:
+            device_and_dtype(loop.model)  # it may have been frozen since the recorder was made
+        self._watch.set_epoch(epoch)
         instances = loop.instances
         most = len(instances) if instances else np.iinfo(np.int32).max
         ids = check_ids(ids, most, "Instance ids")
         x, y = (tree_map(lambda t: move_to(t, loop.device, loop.dtype), part) for part in (x, y))
+        if not len(ids):
+            raise InvalidInput("The batch is empty: it has no ids.")
         if len(ids) != count_instances(y):
             raise InvalidInput(
                 f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "

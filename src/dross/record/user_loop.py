@@ -121,10 +121,6 @@ class LoopTape:
         """
         if self.is_open:
             return
-        if not self.loop.model.training:
-            raise InvalidInput(
-                "The model is in eval mode: call model.train() before recording a step."
-            )
         known = self.earlier.precision.autocast if self.earlier else None
         if cast is not None and known is not None:
             cast = replace(cast, backward=known.backward)

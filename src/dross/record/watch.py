@@ -178,6 +178,11 @@ class StepWatch:
         """
         layout = self.tape.binding.layout
         count = len(weights)
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise InvalidInput(
+                "The loss has no gradient: pass it before backward(), as the tensor that was "
+                "computed from the model's outputs, without item(), detach() or torch.no_grad()."
+            )
         single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
         if not single and loss.shape != (count,):
             raise InvalidInput(
