@@ -3,8 +3,8 @@
     pip install '.[lightning]'
     python examples/lightning_images.py
 
-What is new is the callback, and that training_step returns the losses beside the loss. One label in
-ten of the handwritten digits is wrong. It takes less than half a minute on two cores and prints
+There are two changes: a callback, and training_step also returns the loss of each image. One in ten
+of the handwritten digits has a wrong label. It takes less than half a minute on two cores and prints
 
     <Run of Digits with AdamW on 600 instances: 190 steps>
     validation loss 0.35
@@ -27,7 +27,7 @@ from dross.integrations.lightning import DrossCallback
 
 
 # %% The module
-# What is new: `training_step` returns the losses beside the loss.
+# In addition to the loss, `training_step` returns the loss of each image.
 class Digits(lightning.LightningModule):
     """A small convolutional network."""
 
@@ -72,8 +72,8 @@ def load(wrong: int = 60) -> tuple[DataLoader, DataLoader, np.ndarray]:
     return train, validation, flipped
 
 
-# %% Train, record and ask
-# The callback is the other new line. `loss_of` makes a query of a loader.
+# %% Train, record and query
+# The callback is the other change. `loss_of` creates a query from a loader.
 def main() -> None:
     """Train, record and ask."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

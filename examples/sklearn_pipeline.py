@@ -1,4 +1,4 @@
-"""A scikit-learn pipeline that cleans its training data, of whose labels a fifth are wrong.
+"""A scikit-learn pipeline that cleans its training data.
 
     python examples/sklearn_pipeline.py
 
@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from dross.integrations.sklearn import CleaningClassifier
 
 # %% The data
-# A fifth of the training labels is wrong; the test labels are right.
+# A fifth of the training labels are wrong; the test labels are right.
 X, y = load_digits(return_X_y=True)
 X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
 
@@ -29,7 +29,7 @@ wrong = rng.random(len(y)) < 0.2  # in training; the test labels are right
 noisy = np.where(wrong, (y + rng.integers(1, 10, len(y))) % 10, y)
 
 # %% Two pipelines
-# They differ by the last step.
+# They differ only in the last step.
 learner = LogisticRegression(max_iter=1000)
 plain = make_pipeline(StandardScaler(), learner)
 # annotated: somebody judged each image, and careful people would nearly always agree

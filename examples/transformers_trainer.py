@@ -3,9 +3,9 @@
     pip install '.[transformers]'
     python examples/transformers_trainer.py
 
-The one changed line is RecordingTrainer(..., path=...) where Trainer(...) was. Nothing is
-downloaded: the sentences are made up of pleasant, unpleasant and other words, and one label in ten
-is wrong. It takes less than half a minute on two cores and prints
+Only one line changes: RecordingTrainer(..., path=...) replaces Trainer(...). Nothing is downloaded:
+the sentences consist of pleasant, unpleasant and other words, and one in ten labels is wrong.
+It takes less than half a minute on two cores and prints
 
     <Run of BertForSequenceClassification with AdamW on 300 instances: 152 steps>
     validation loss 0.09
@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 from dross.integrations.transformers import RecordingTrainer
 
 # %% The sentences
-# Made up of pleasant, unpleasant and other words.
+# The sentences consist of pleasant, unpleasant and other words.
 PLEASANT = ["good", "fine", "bright", "warm", "lovely", "happy"]
 UNPLEASANT = ["bad", "poor", "dark", "cold", "awful", "sad"]
 OTHERS = ["the", "a", "film", "room", "day", "was", "with", "and", "seemed", "very", "that", "it"]
@@ -56,9 +56,9 @@ def pad(examples: list[dict]) -> dict:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
 
-# %% Train, record and ask
-# `RecordingTrainer(..., path=...)` is the one changed line. `loss_of` asks for the loss that
-# `evaluate` computes.
+# %% Train, record and query
+# `RecordingTrainer(..., path=...)` is the only changed line. `loss_of` is a query for the loss
+# that `evaluate` computes.
 def main() -> None:
     """Train, record and ask."""
     torch.set_num_threads(1)  # a model as small as this one is quicker so

@@ -153,7 +153,7 @@ def run(name: str) -> None:
 
     today = datetime.date.today().isoformat()
     ran = (
-        f"The output is of {today}: {seconds:.0f} s on {os.cpu_count()} shared cores without a GPU "
+        f"The output is from {today}: {seconds:.0f} s on {os.cpu_count()} shared cores without a GPU "
         f"(load {os.getloadavg()[0]:.0f}), torch {torch.__version__}, "
         f"Python {platform.python_version()}."
     )

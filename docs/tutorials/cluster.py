@@ -1,13 +1,13 @@
-"""A cluster of Ray or Dask.
+"""Ray and Dask clusters.
 
-Counterfactual runs and the seeds of a verdict are independent of each other. joblib gives them to
-processes of this machine, to Dask or to Ray; the results have the same bits everywhere. `pip
-install 'dross[clusters]'` brings both.
+Counterfactual runs and the seeds of a verdict are independent of each other. joblib distributes
+them over processes on this machine, over Dask or over Ray; the results are bitwise identical.
+`pip install '.[clusters]'` in a checkout installs Dask and Ray.
 """
 
 # %% A recorded run
-# Workers open the tape themselves, so it must lie where they see it. A script that starts workers
-# needs the last line, `if __name__ == "__main__"`, as always in Python.
+# Workers open the tape themselves, so it must be stored where they can read it. As always in
+# Python, a script that starts workers needs the last line, `if __name__ == "__main__"`.
 import joblib
 import numpy as np
 import torch
@@ -30,11 +30,11 @@ def record() -> dross.Run:
     return dross.train(model, train, "cross_entropy", optimizer, **options)
 
 
-# %% Give the work away
-# For a real cluster, connect to its scheduler: `Client("scheduler:8786")`. One thread for each
-# worker, because random numbers and the modes of a model belong to the whole process. With Ray:
-# `ray.init("auto")`, `ray.util.joblib.register_ray()`, and `joblib.parallel_config("ray",
-# n_jobs=64)`.
+# %% Distribute the work
+# For a real cluster, connect to its scheduler with `Client("scheduler:8786")`. Use one thread for
+# each worker, because random number generators and the mode of a model are shared by the whole
+# process. For Ray, call `ray.init("auto")` and `ray.util.joblib.register_ray()`, and use
+# `joblib.parallel_config("ray", n_jobs=64)`.
 def main() -> None:
     """Leave 128 instances out, one at a time: here, then over the workers of a Dask cluster."""
     from distributed import Client, LocalCluster
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     main()
 
 # %% What if a worker dies?
-# Its pieces are given out again, with a warning. With a `folder`, results are kept as they come:
-# the same call continues after a crash, on any backend. A verdict takes the same: `with
-# joblib.parallel_config("dask"): dross.judge("runs/people")`.
-# [Scale](../scale.md#sweeps-over-a-cluster) has the limits.
+# Its pieces are assigned to other workers, and a warning is issued. With a `folder`, finished
+# results are kept, and the same call continues after a crash, on any backend. Verdicts work in the
+# same way: `with joblib.parallel_config("dask"): dross.judge("runs/people")`. See
+# [Scale](../scale.md#sweeps-over-a-cluster) for the limits.

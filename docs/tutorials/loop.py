@@ -1,11 +1,12 @@
 """A PyTorch loop.
 
-Four lines make a loop of your own into a recorded one. Everything else stays: the sampler, the
-schedule, the clip, the optimizer.
+Four more lines record your own training loop. Everything else stays the same: the sampler, the
+schedule, the clipping, the optimizer.
 """
 
 # %% The data
-# 600 handwritten digits to learn from, 60 of them with a wrong label, and 400 to be asked about.
+# The data are 600 handwritten digits for training, 60 of them with a wrong label, and 400 for the
+# query.
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -23,9 +24,9 @@ y_train[flipped] = (y_train[flipped] + 3) % 10
 train_set, validation = TensorDataset(x[:600], y_train), (x[600:1000], y[600:1000])
 
 # %% The loop
-# `dross.data.indexed` adds the number of each instance to its batch. `recorder.step` computes one loss
-# for each instance; what you do with them is yours. `recorder.clip_grad_norm_` clips as torch
-# does, and notes it.
+# `dross.data.indexed` adds the id of each instance to its batch. `recorder.step` computes one loss
+# for each instance; you decide how they are combined. `recorder.clip_grad_norm_` clips as torch
+# does, and records the clipping.
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -44,25 +45,28 @@ for epoch in range(8):
 run = recorder.run(train_set)
 print(run)
 
-# %% Ask
-# One sweep backwards gives every instance its score.
+# %% Compute scores
+# One backward pass over the run computes the score of every instance.
 query = dross.mean_loss(validation)
 scores = run.influence(query)
 worst = scores.most_harmful(30)
 print(f"validation loss {run.evaluate(query):.3f}")
 print(f"{len(np.intersect1d(worst, flipped))} of the 30 most harmful have a wrong label")
 
-# %% Is it true?
-# `verify` trains again without some of them, one at a time, and compares.
+# %% Verify the scores
+# `verify` retrains without some of the instances, one at a time, and compares the true changes
+# with the scores.
 print(run.verify(scores).sentence)
 
-# %% What would the model be without them?
-# The same run again without those 30: the same initial weights, the same batches.
+# %% Retrain without them
+# The same run is repeated without these 30 instances, with the same initial weights and the same
+# batches.
 without = run.counterfactual([worst])
 print(f"validation loss without these 30: {without.evaluate(query)[0]:.3f}")
 
 # %% Later
-# The tape stays. Open it again with a model of the same shape; scores can be saved, too.
+# The tape is kept. You can open it again with a model of the same architecture. Scores can be
+# saved, too.
 again = dross.load("runs/mine", model, train_set, "cross_entropy")
 assert np.array_equal(again.influence(query).values, scores.values)
 print(scores.save("scores.safetensors"))

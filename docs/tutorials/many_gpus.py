@@ -1,9 +1,9 @@
 """Many GPUs.
 
-A loop under DistributedDataParallel is recorded as it is, and the ranks of a job share the work
-of a retrace. This script runs on processors with gloo, so that it can be tried anywhere; with one
-GPU for each rank, write `nccl` and move the model and the batches there. It was not tried on
-several GPUs.
+A loop under DistributedDataParallel is recorded without changes to the training, and the ranks of a
+job share the work of a retrace. This script runs on CPUs with gloo, so that you can try it
+anywhere; with one GPU for each rank, use `nccl` and move the model and the batches to the GPU. It
+was not tested on several GPUs.
 """
 
 # %% The job
@@ -31,8 +31,8 @@ y_train[flipped] = (y_train[flipped] + 3) % 10
 train_set, validation = TensorDataset(x[:600], y_train), (x[600:1000], y[600:1000])
 
 # %% Record
-# The recorder is given the wrapped model, on every rank; the first one writes. All ranks must see
-# the folder.
+# The recorder gets the wrapped model on every rank; the first rank writes. All ranks must be able
+# to read the folder.
 torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
 model = DistributedDataParallel(network)
@@ -52,8 +52,8 @@ if first:
     print(run, "by", dist.get_world_size(), "ranks")
 
 # %% Retrace together
-# Each rank takes its part of every batch; sums are all-reduced, and every rank ends with all
-# scores. With `resume=folder` a job that died continues, with any number of ranks.
+# Each rank processes its part of every batch; sums are all-reduced, and at the end every rank has
+# all scores. With `resume=folder`, an interrupted job continues, with any number of ranks.
 scores = run.influence(dross.mean_loss(validation), group=dist.group.WORLD, resume="runs/progress")
 if first:
     worst = scores.most_harmful(30)
@@ -61,8 +61,8 @@ if first:
     print(f"{hits} of the 30 most harmful have a wrong label (10 % of all have)")
 dist.destroy_process_group()
 
-# %% One process can read it as well
-# How a run was recorded does not matter afterwards.
+# %% Retrace in one process
+# A single process can retrace the tape as well, however it was recorded.
 if first:
     alone = dross.load("runs/mine", network, train_set, "cross_entropy")
     difference = np.abs(alone.influence(dross.mean_loss(validation)).values - scores.values).max()

@@ -1,7 +1,7 @@
 """Object storage.
 
-A tape is recorded into a folder, copied to a bucket when it is complete, and read from there by
-whoever asks. Every URL that fsspec understands will do. `memory://` stands for the bucket here,
+A tape is recorded into a folder and copied to a bucket when it is complete. It can then be
+queried from anywhere. Every URL that fsspec supports works. Here, `memory://` replaces the bucket,
 so that the script runs anywhere.
 """
 
@@ -33,22 +33,22 @@ run = dross.train(
 print(run)
 
 # %% Copy
-# The storage's own tools do as well. For S3 install `s3fs`, for Google Cloud `gcsfs`; credentials
-# come from fsspec's own configuration.
+# The tools of the storage provider work, too. For S3 install `s3fs`, for Google Cloud `gcsfs`;
+# credentials come from the configuration of fsspec.
 system, path = fsspec.core.url_to_fs("memory://bucket/mine")
 system.put("runs/mine/", path, recursive=True)
 print(sorted(name.split("/")[-1] for name in system.ls(path, detail=False)))
 
-# %% Ask from anywhere
-# Opening reads the manifest and nothing else. A segment is fetched when the retrace comes to it,
-# and compared with its SHA-256. Up to 1 GiB is kept in a temporary folder.
+# %% Compute scores from anywhere
+# Opening a tape reads only the manifest. A segment is fetched when the retrace reaches it, and its
+# SHA-256 is checked. Up to 1 GiB is kept in a temporary folder.
 far = dross.load("memory://bucket/mine", model, train, "cross_entropy")
 query = dross.mean_loss(validation)
 same = np.array_equal(far.influence(query).values, run.influence(query).values)
 print("the same scores as from the folder:", same)
 
-# %% Damage is named
-# A file that was cut off is not taken for a tape. `dross info URL` checks every file.
+# %% Damage is reported
+# A truncated file is detected. `dross info URL` checks every file.
 segment = next(name for name in system.ls(path, detail=False) if "segment" in name)
 system.pipe(segment, system.cat(segment)[:100])
 try:

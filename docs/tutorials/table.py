@@ -1,12 +1,12 @@
 """Clean a table.
 
-A table of 569 tumours, of whose labels 12 % are wrong on purpose, so that we can see how many
-dross finds. From a CSV file to a verdict and a cleaned copy.
+This tutorial starts from a CSV file and ends with a verdict and a cleaned copy. The table has 569
+tumours, and 12 % of its labels are wrong on purpose, so that we can count how many dross finds.
 """
 
 # %% The file
-# Any CSV, TSV or Parquet file will do. The label is a column of it; dross infers what the other
-# columns are, and says so.
+# Any CSV, TSV or Parquet file works. The label is one of its columns; dross infers the types of
+# the other columns and prints them.
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
@@ -22,14 +22,14 @@ frame.to_csv("tumours.csv", index=False)
 print(len(frame), "rows,", wrong.sum(), "labels are wrong")
 
 # %% Clean
-# The same on the command line: `dross clean tumours.csv --label diagnosis --labels annotated`.
-# *Annotated* says that somebody judged each row, and that careful people would nearly always
-# agree. It examines the label of every row with models that were not trained on it, scores every row,
-# and compares plans with changing nothing, on rows that had no part in the plan.
+# On the command line, use `dross clean tumours.csv --label diagnosis --labels annotated`.
+# *Annotated* means that a person judged each row, and that careful people would nearly always
+# agree. dross examines the label of every row with models that were not trained on it, scores
+# every row, and compares plans with no change on held-out rows.
 #
-# The held-out labels are as noisy as the others. The *noise-aware* figures, by which plans are
-# chosen, take that into account. The plain ones count every given label as right, and so punish a
-# model that is sure of the truth.
+# The labels of the held-out rows are as noisy as the others. Plans are chosen by the *noise-aware*
+# figures, which take this into account. The plain figures treat every given label as right, and
+# therefore penalise a model that confidently predicts the true class.
 project = dross.clean(
     "tumours.csv", "diagnosis", labels="annotated", out="runs/tumours", progress=False
 )
@@ -39,9 +39,10 @@ for name, figure in project.recommended.figures.items():
     low, high = figure.interval
     print(f"{name}: {figure.before:.3f} -> {figure.after:.3f} ({low:+.3f} to {high:+.3f})")
 
-# %% What was found
-# `project.table` has one row for each row of the file, in its order; `wrong` is the
-# probability that its label is wrong, and `action` what the recommended plan does with it.
+# %% Results
+# `project.table` has one row for each row of the file, in the same order. `wrong` is the
+# probability that the label of the row is wrong, and `action` is what the recommended plan does
+# with the row.
 table = project.table
 touched = table[table["action"] != "keep"]
 print(touched[["source", "label", "prediction", "score", "wrong"]].sort_values("score").head(8))
@@ -49,15 +50,16 @@ hits = wrong[touched.index].sum()
 print(f"The plan changes {len(touched)} rows; {hits} of {wrong.sum()} wrong labels are among them.")
 
 # %% Does it help?
-# `dross judge runs/tumours` repeats everything without a fifth of the rows, trains new models with
-# and without the plan, and compares them on that fifth; then on the next. About one label in eight
-# is wrong in what measures as well: the log loss takes that into account.
+# `dross judge runs/tumours` holds out each fifth of the rows in turn. It repeats everything
+# without these rows, trains new models with and without the plan, and compares them on the
+# held-out rows. About one in eight of the labels used for the evaluation is wrong as well; the log
+# loss takes this into account.
 verdict = dross.judge("runs/tumours", progress=False)
 print(verdict.verdict)
 print(verdict.sentence)
 
 # %% The cleaned copy
-# `dross export runs/tumours cleaned.csv`. The input stays as it is; a list beside the copy says
-# what was removed or relabelled.
+# `dross export runs/tumours cleaned.csv` writes the copy. The input is not changed; a list next to
+# the copy shows which rows were removed or relabelled.
 done = dross.export("runs/tumours", "cleaned.csv")
 print(done.written, "rows,", done.removed, "removed,", done.relabelled, "relabelled")

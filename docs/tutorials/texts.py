@@ -1,7 +1,7 @@
 """Clean texts.
 
-A table with a column of texts. The reviews here are made up of words, so that nothing needs to be
-fetched, and one label in eight is wrong.
+This tutorial cleans a table with a column of texts. The reviews are generated from lists of words,
+so that nothing needs to be downloaded, and one in eight labels is wrong.
 """
 
 # %% The file
@@ -31,15 +31,15 @@ pd.DataFrame({"review": reviews, "stars": stars}).to_csv("reviews.csv", index=Fa
 print(reviews[0], "->", stars[0])
 
 # %% Clean
-# On the command line: `dross clean reviews.csv --text review --label stars --backbone none`. With
-# `dross[text]` installed, and without `--backbone none`, static embeddings are tried as well, and
-# the best is taken. Labels of texts count as annotated.
+# On the command line, use `dross clean reviews.csv --text review --label stars --backbone none`.
+# With the extra `text` installed and without `--backbone none`, static embeddings are compared as
+# well, and the best features are used. Labels of texts are treated as annotated by default.
 project = dross.clean(
     "reviews.csv", "stars", text="review", backbone="none", out="runs/reviews", progress=False
 )
 print(project.recommended)
 
-# %% What was found
+# %% Results
 table = project.table
 touched = table[table["action"] != "keep"]
 hits = wrong[touched.index].sum()
@@ -49,8 +49,8 @@ for id in sure:
     row, text = table.loc[id], project.content["text"][id]
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
-# %% Telling words
-# Where models are trained on words, the reasons name them.
+# %% Words that matter
+# If models are trained on words, the reasons for a review list the words that matter.
 for word, weight in project.why(int(table["score"].idxmin())).words[:5]:
     print(f"{word:10} {weight:+.2f}")
 

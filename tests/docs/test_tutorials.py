@@ -36,7 +36,7 @@ def test_a_page_is_its_script_with_outputs(name):
         b.code.strip() for b in read_blocks(f"docs/tutorials/{name}.md") if b.language == "python"
     ]
     assert shown == [cell.code for cell in cells_of(name) if cell.code]
-    assert any(outputs) and re.match(r"The output is of 2\d{3}-\d\d-\d\d: \d+ s", ran)
+    assert any(outputs) and re.match(r"The output is from 2\d{3}-\d\d-\d\d: \d+ s", ran)
 
 
 @pytest.mark.parametrize("name", QUICK)
