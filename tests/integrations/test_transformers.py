@@ -172,6 +172,7 @@ def test_the_trainers_own_loss_and_its_eval_loss(tmp_path, kind, smoothing):
     assert run.steps == trainer.state.global_step == 6
 
 
+@pytest.mark.filterwarnings("ignore:The run in .* continues")
 def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3, **OPTIONS["accumulated"]}
     whole = trainer_for("language", tmp_path / "whole", **OPTIONS["accumulated"])

@@ -283,6 +283,7 @@ class TestRefusals:
         with pytest.raises(InvalidInput, match="autocast must be torch"):
             self.recorder(autocast=torch.int8)
 
+    @pytest.mark.filterwarnings("ignore:The run in .* continues")
     def test_another_autocast_after_a_resume(self, loop):
         with self.recorder() as recorder:
             self.step(recorder, torch.autocast("cpu", torch.bfloat16))

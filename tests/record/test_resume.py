@@ -108,9 +108,10 @@ def test_a_recorder_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, ho
     with pytest.raises(ZeroDivisionError):
         crash_at_step(7, p, *p.start(), folder)
     model, optimizer = p.start()
-    recorder = dross.Recorder(
-        model.train(), p.loss, optimizer, path=folder, resume=SAME_FOLDER[how](folder)
-    )
+    with pytest.warns(dross.DrossWarning, match="continues at step 7"):
+        recorder = dross.Recorder(
+            model.train(), p.loss, optimizer, path=folder, resume=SAME_FOLDER[how](folder)
+        )
     assert recorder.steps == 7
     finish(p, recorder, model, optimizer, finished)
 
@@ -145,15 +146,17 @@ def test_a_crash_in_the_middle_continues(tmp_path):
 
     model, optimizer = p.start()
     model.train()
-    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=True)
+    with pytest.warns(dross.DrossWarning, match="continues at step 7"):
+        recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=True)
     assert recorder.steps == 7
     run, ids = finish(p, recorder, model, optimizer, finished), p.batches[-1]
     assert run.influence(query(p)).values.any()
-    with pytest.raises(InputChanged, match="seed changed from 0 to 9"):
-        model, optimizer = p.start()
+    model, optimizer = p.start()
+    with pytest.warns(dross.DrossWarning, match=f"continues at step {run.steps}"):
         other = dross.Recorder(
             model, p.loss, optimizer, path=tmp_path / "mine", resume=True, seed=9
         )
+    with pytest.raises(InputChanged, match="seed changed from 0 to 9"):
         with other.step(ids, p.X[ids], p.Y[ids]):
             pass
     with pytest.raises(InputChanged, match="Continue it with the same"):
@@ -164,6 +167,25 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     sgd.step()  # the recorder that could not be made does not listen
 
 
+@pytest.mark.parametrize("left", ["nothing", "a tape without a step"])
+def test_a_recorder_that_finds_no_step_to_continue_says_so(tmp_path, left):
+    p, folder = problem("mlp", "sgd"), tmp_path / "mine"
+    ids = p.batches[0]
+    if left == "a tape without a step":
+        model, optimizer = p.start()
+        with pytest.raises(ZeroDivisionError):
+            with dross.Recorder(model.train(), p.loss, optimizer, path=folder) as recorder:
+                with recorder.step(ids, p.X[ids], p.Y[ids]):
+                    raise ZeroDivisionError
+    model, optimizer = p.start()
+    with pytest.warns(dross.DrossWarning, match="no recorded step in .* starts at step 0"):
+        recorder = dross.Recorder(model.train(), p.loss, optimizer, path=folder, resume=True)
+    take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+    recorder.close()
+    assert Tape(folder).steps == 1
+
+
+@pytest.mark.filterwarnings("ignore:The run in .* continues")
 def test_epochs_go_on_after_a_resume(tmp_path):
     p, folder = problem("mlp", "sgd"), tmp_path / "mine"
     ids = p.batches[0]

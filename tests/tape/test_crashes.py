@@ -160,16 +160,21 @@ def test_kill_at_any_moment(tmp_path):
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the rename", "before it"])
 @pytest.mark.parametrize(
-    "seconds, nth", [(0.0, nth) for nth in range(3, 15)] + [(60.0, nth) for nth in range(3, 9)]
+    "seconds, copies, nth",
+    [(0.0, 60.0, nth) for nth in range(3, 15)]
+    + [(60.0, 60.0, nth) for nth in range(3, 9)]
+    + [(60.0, 0.0, nth) for nth in range(3, 8)],
 )
-def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, nth, after):
+def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, copies, nth, after):
     """Ctrl-C just before or after a file appears: the tape opens, replays and continues."""
     p = problem("batchnorm", "adam", epochs=2)
     query, keep = dross.mean_loss((p.X_val, p.Y_val)), dross.tape.Checkpoints(every=2)
     expected = train(p, tmp_path / "whole", keep=keep).influence(query).values
     rename, calls = os.replace, iter(range(1000))
-    # after every segment, or only at the end
+    # after every segment, or only at the end; copies of the open one at every step, or never
     monkeypatch.setattr("dross.tape.writer.seconds_between_commits", lambda took: seconds)
+    monkeypatch.setattr("dross.tape.writer._SECONDS_BETWEEN_COPIES", copies)
+    monkeypatch.setattr("dross.tape.writer.seconds_between_copies", lambda took: copies)
 
     def interrupted(source, target):
         strike = next(calls) == nth

@@ -153,12 +153,12 @@ class ShardWriter(TapeWriter):
         run = ranks.from_first(self.manifest.id)
         self.manifest = msgspec.structs.replace(self.manifest, id=run, shards=ranks.size)
 
-    def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
+    def _write_segment(self, name: str, segment: Segment) -> SegmentEntry:
         tensors, notes = encode_segment(segment)
         if self.ranks.rank == 0:
-            own = self._write(f"segment-{number:06d}.safetensors", tensors, notes)
-        else:
-            own = self._write_own(f"shard-{segment.first:012d}", tensors)
+            own = self._write(name, tensors, notes)
+        else:  # a copy of the segment ends elsewhere than all of it
+            own = self._write_own(f"shard-{segment.end:012d}", tensors)
         first, *others = self._gather(own)
         return self._describe_segment(segment, first, tuple(others))
 
@@ -186,6 +186,9 @@ class ShardWriter(TapeWriter):
 
     def _may_defer_commit(self) -> bool:
         return False  # clocks differ, and ranks meet at every commit
+
+    def _is_copy_due(self) -> bool:
+        return self.ranks.from_first(super()._is_copy_due())  # by the clock of the first rank
 
     def _commit(self, manifest: Manifest) -> None:
         if self.ranks.rank == 0:

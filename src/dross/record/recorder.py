@@ -130,7 +130,7 @@ class Recorder:
                 `dross.data.Collated` is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `path`: model and optimizer are
                 restored to where it stopped, and `steps` says how many of the loop's steps to skip.
-                Naming that folder means the same.
+                A warning says from which step the run continues. Naming that folder means the same.
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
                 the losses inside `torch.autocast`. See "Mixed precision" above.
             scaler: the GradScaler by which the loop scales its losses.
@@ -191,6 +191,12 @@ class Recorder:
         self._closed = False
         self._tape.restore()
         self._listen(scaler)  # last: a recorder that could not be made listens to nothing
+        if wants_resume and self._loop.ranks.rank == 0:
+            left = (
+                f"The run in {path} continues at step {self.steps}: the tape holds those before it."
+            )
+            none = f"There is no recorded step in {path} to continue: the run starts at step 0."
+            warnings.warn(left if self.steps else none, DrossWarning, stacklevel=2)
 
     @property
     def instances(self) -> Instances | None:

@@ -4,13 +4,13 @@
     tape/segment-000012.safetensors       a starting state (or every state) and the steps from it
     tape/state-000000000412.safetensors   the state after the last recorded step
     tape/average-000000000412.safetensors averaged weights, and how they came about
-    tape/shard-000000000400-1-of-4.safetensors, tape/state-000000000412-1-of-4.safetensors
+    tape/shard-000000000412-1-of-4.safetensors, tape/state-000000000412-1-of-4.safetensors
                                           the same states' part of another rank, where ranks wrote
                                           a shard each (distributed/tape.py)
 
 Only the files that the manifest names belong to the tape. Every file is written under a temporary
 name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
-at most the open segment and the steps since the last commit. There is no pickle: a foreign or
+at most the steps since the last commit, about two seconds before. There is no pickle: a foreign or
 damaged file is refused, never run.
 """
 
@@ -251,7 +251,7 @@ def describe_tape(tape: Tape) -> dict[str, str]:
     manifest = tape.manifest
     planned = manifest.planned
     of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
-    state = "complete" if tape.complete else "not complete: continue with resume=True"
+    state = "complete" if tape.complete else "the run was cut off: continue with resume=True"
     segments = say_count(len(tape.entries), "segment")
     return {
         "model": f"{manifest.model.name}, {sum(manifest.layout.sizes):,} parameters in training",

@@ -2,11 +2,12 @@
 
 import errno
 import hashlib
+import itertools
 import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from .storage import is_url
 
 T = TypeVar("T")
 
+_SECONDS_BETWEEN_COPIES = 2.0  # of an open segment, at the least: what a killed run loses
+
 
 @dataclass(frozen=True)
 class _NewFiles:
@@ -56,7 +59,7 @@ class _NewFiles:
     segments: list[SegmentEntry]
     #: the state after them, on the disk like they are. None: no commit is due
     end: StateEntry | None
-    seconds: float  # that the end took
+    seconds: float  # that the commit took so far
 
 
 class TapeWriter:
@@ -71,6 +74,10 @@ class TapeWriter:
 
     The manifest is only ever written by the caller's thread, at the next step after the files are
     there. A segment stays closed until then, so that a failed write can be tried again.
+
+    A process may be killed while a long segment is open. So every few seconds a copy of it is
+    written and committed as if it ended there, and the next copy or the whole segment takes the
+    copy's place. So the files of a run that ends do not depend on time.
 
     Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that
     the manifest already has is not written again, and each end of a step is filed under the number
@@ -99,7 +106,10 @@ class TapeWriter:
         self._closed: list[Segment] = []
         self._writing: Future[_NewFiles] | None = None  # what a thread does with them
         self._written: list[SegmentEntry] = []
-        self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
+        self._copies: set[str] = set()  # files that hold the first steps of a segment
+        # when they are due, in seconds of the monotonic clock
+        self._next_commit = -math.inf
+        self._next_copy = -math.inf
 
     @property
     def next_step(self) -> int:
@@ -126,6 +136,8 @@ class TapeWriter:
     def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
         """Before a step of this epoch is added: flush the open segment if it is full.
 
+        If it is not, have a copy of it written where that is due.
+
         after: gives the state after the last step, where `add` has none.
         """
         self._poll()
@@ -135,6 +147,8 @@ class TapeWriter:
         new_epoch = self.keep.last_epochs is not None and epoch != self.open_steps[-1][0].epoch
         if new_epoch or len(self.open_steps) >= length:
             self.flush(None if after is None else after())
+        elif self._is_copy_due():
+            self._write_copy(None if after is None else after())
 
     def flush(self, after: State | None = None) -> None:
         """Close the open segment and have it written.
@@ -182,9 +196,22 @@ class TapeWriter:
         self._close_segment()
         new = bool(self._closed or self._written)
         commits = (commit and new) or not self._may_defer_commit()
-        host = lambda t: t.detach().cpu()  # a thread of its own does not know the GPU's streams
-        end = after.map(host) if commits else None
-        write = partial(self._write_files, self._closed, end)
+        end = after.map(_to_host) if commits else None
+        self._start(partial(self._write_files, self._closed, end), in_background=in_background)
+
+    def _write_copy(self, after: State | None) -> None:
+        """Write what is closed and a copy of the open segment, and let the manifest name them."""
+        if self._writing is not None:
+            return
+        started = time.monotonic()
+        after = self.end_states[self.next_step] if after is None else after
+        segments = [*self._closed, self._open_segment()]
+        write = partial(self._write_files, segments, after.map(_to_host), copy_since=started)
+        # what a thread writes is committed a step later, which may be long after a long step
+        steps_are_short = started < self._next_copy + _SECONDS_BETWEEN_COPIES
+        self._start(write, in_background=steps_are_short and self._may_write_in_background())
+
+    def _start(self, write: Callable[[], _NewFiles], *, in_background: bool) -> None:
         if in_background:
             thread = ThreadPoolExecutor(1, "dross: write the tape")
             self._writing = thread.submit(write)
@@ -192,27 +219,41 @@ class TapeWriter:
         else:
             self._adopt(write())
 
+    def _open_segment(self) -> Segment:
+        """The open steps as a segment."""
+        steps = [step for step, _, _ in self.open_steps]
+        states = on_host([state for _, state, _ in self.open_steps if state is not None])
+        return Segment(self.segment_start, steps, states, self.open_steps[0][2])
+
     def _close_segment(self) -> None:
-        closed = self._closed[-1].end if self._closed else self._steps_written()
+        closed = self._closed[-1].end if self._closed else self._steps_written(whole=True)
         if closed > self.segment_start:  # an interrupt came between the closing and this
             self.open_steps = self.open_steps[closed - self.segment_start :]
             self.segment_start = closed
         if not self.open_steps:
             return
-        steps = [step for step, _, _ in self.open_steps]
-        states = on_host([state for _, state, _ in self.open_steps if state is not None])
-        segment = Segment(self.segment_start, steps, states, self.open_steps[0][2])
+        segment = self._open_segment()
         self._closed = [*self._closed, segment]
         self.open_steps = []
         self.segment_start = segment.end
 
-    def _write_files(self, segments: list[Segment], end: State | None) -> _NewFiles:
-        """Write segments, and the state after them where a commit is due. It changes nothing."""
-        number = self._new_number(self._written)
-        entries = [self._write_segment(number + k, each) for k, each in enumerate(segments)]
+    def _write_files(
+        self, segments: list[Segment], end: State | None, *, copy_since: float | None = None
+    ) -> _NewFiles:
+        """Write segments, and the state after them where a commit is due. It commits nothing.
+
+        Arguments:
+            segments: they follow those that are written and whole.
+            end: the state after them.
+            copy_since: when work on a copy of the open segment began, if the last one is such a copy.
+        """
+        names = self._free_names(len(segments))
+        if copy_since is not None:
+            self._copies.add(names[-1])
+        entries = [self._write_segment(name, each) for name, each in zip(names, segments)]
         if end is None:
             return _NewFiles(entries, None, 0.0)
-        started = time.monotonic()
+        started = time.monotonic() if copy_since is None else copy_since
         for entry in (*self._written, *entries):
             self._sync(entry.file)
         steps = segments[-1].end if segments else self._steps_written()
@@ -237,12 +278,14 @@ class TapeWriter:
 
     def _adopt(self, files: _NewFiles) -> None:
         """Note what has been written, and let the manifest name it if that is due."""
-        committed = self.manifest.steps  # an interrupt may have come after the last commit
-        self._written = [entry for entry in self._written if entry.first >= committed]
-        before = self._steps_written()
+        # an interrupt may have come after the last commit
+        committed = _count_steps(self.manifest.segments, self._copies, self.manifest.steps)
+        written = [entry for entry in self._written if entry.first >= committed]
+        self._written = [entry for entry in written if entry.file not in self._copies]
+        before = self._steps_written(whole=True)
         new = [entry for entry in files.segments if entry.first >= before]
         self._written = [*self._written, *new]
-        after = self._steps_written()
+        after = self._steps_written(whole=True)
         self._closed = [segment for segment in self._closed if segment.first >= after]
         if files.end is not None:
             self._commit_files(files.end, files.seconds)
@@ -257,8 +300,13 @@ class TapeWriter:
         """A commit waits for the disk several times: a quick run makes at most two a second."""
         return self._may_write_in_background() and time.monotonic() < self._next_commit
 
-    def _steps_written(self) -> int:
-        return self._written[-1].stop if self._written else self.manifest.steps
+    def _is_copy_due(self) -> bool:
+        return time.monotonic() >= self._next_copy
+
+    def _steps_written(self, *, whole: bool = False) -> int:
+        """How many steps are in files; `whole`: in segments that will not grow."""
+        entries = self._written or self.manifest.segments
+        return _count_steps(entries, self._copies if whole else set(), self.manifest.steps)
 
     def _commit_files(self, end: StateEntry, seconds: float) -> None:
         """Let the manifest name what has been written.
@@ -270,7 +318,9 @@ class TapeWriter:
         started = time.monotonic()
         before = self.manifest
         steps = self._steps_written()
-        entries, gone = self._drop_old_epochs([*before.segments, *self._written])
+        first = self._written[0].first if self._written else steps  # copies from there on are old
+        kept = [entry for entry in before.segments if entry.first < first]
+        entries, gone = self._drop_old_epochs([*kept, *self._written])
         average = before.average
         if average is not None and steps > before.steps:
             gone.append(average.file)  # it does not know the new steps
@@ -280,10 +330,17 @@ class TapeWriter:
         )
         now = time.monotonic()
         self._written = []
-        self._next_commit = now + seconds_between_commits(now - started + seconds)
+        took = now - started + seconds
+        self._next_commit = now + seconds_between_commits(took)
+        self._next_copy = now + seconds_between_copies(took)
         if before.end is not None and before.end.file != end.file:
             gone += [file.file for file in before.end.files]
-        self._remove(gone)
+        named = {file.file for entry in entries for file in entry.files}
+        replaced = [entry for entry in before.segments if entry.first >= first]
+        gone += [file.file for entry in replaced for file in entry.files]
+        gone += self._copies
+        self._copies &= named
+        self._remove([name for name in gone if name not in named])
 
     def _write_end(self, steps: int, after: State) -> StateEntry:
         name = f"state-{steps:012d}.safetensors"
@@ -304,14 +361,18 @@ class TapeWriter:
         gone = [file for entry in entries if entry not in kept for file in entry.files]
         return kept, [file.file for file in gone]
 
-    def _new_number(self, entries: list[SegmentEntry]) -> int:
-        taken = [*entries, *self.manifest.segments]
-        return max((int(entry.file[8:14]) for entry in taken), default=-1) + 1
+    def _free_names(self, count: int) -> list[str]:
+        """Names for new segments. Those of old copies are used again once the files are gone."""
+        entries = [*self.manifest.segments, *self._written]
+        taken = {entry.file for entry in entries}
+        whole = (int(file[8:14]) for file in taken - self._copies)
+        numbers = itertools.count(max(whole, default=-1) + 1)
+        names = (f"segment-{number:06d}.safetensors" for number in numbers)
+        return list(itertools.islice((name for name in names if name not in taken), count))
 
-    def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
+    def _write_segment(self, name: str, segment: Segment) -> SegmentEntry:
         tensors, notes = encode_segment(segment)
-        written = self._write(f"segment-{number:06d}.safetensors", tensors, notes)
-        return self._describe_segment(segment, written)
+        return self._describe_segment(segment, self._write(name, tensors, notes))
 
     def _describe_segment(
         self, segment: Segment, written: FileEntry, shards: tuple[FileEntry, ...] = ()
@@ -383,6 +444,22 @@ def seconds_between_commits(took: float) -> float:
         took: seconds that the last commit took.
     """
     return max(0.5, 50 * took)
+
+
+def seconds_between_copies(took: float) -> float:
+    """The same for copies of an open segment, which a later one replaces: about two seconds."""
+    return max(_SECONDS_BETWEEN_COPIES, 50 * took)
+
+
+def _count_steps(entries: Sequence[SegmentEntry], copies: set[str], otherwise: int) -> int:
+    """How many steps lie before the end of these segments, without those that only copies hold."""
+    if not entries:
+        return otherwise
+    return entries[-1].first if entries[-1].file in copies else entries[-1].stop
+
+
+def _to_host(t: Tensor) -> Tensor:
+    return t.detach().cpu()  # a thread of its own does not know the GPU's streams
 
 
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> Manifest | None:
