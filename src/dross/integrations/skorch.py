@@ -127,6 +127,8 @@ class DrossCallback(Callback):
         ids = self._rows[self._drawn.take()]
         x, y = _split(batch)
         epoch = max(len(self._net.history) - 1, 0)
+        # skorch leaves the mode of its validation inside its step, after the recorder has looked.
+        self._net.module_.train()
         with self.recorder_.observe(ids, x, y, epoch=epoch) as self._followed:
             try:
                 return step(batch)
