@@ -15,7 +15,7 @@ without, it is as long in epochs.
     similarity      gradients against that of the held-out loss, over every step (TracIn)
     base loss       the loss of the answer by the pretrained model
     perplexity      that of the whole text
-    random, nothing, exactly the bad ones
+    random, nothing, exactly the bad examples
 """
 
 import argparse
@@ -159,7 +159,7 @@ def main() -> None:
     nothing = experiment.judge(np.array([], dtype=int), FRESH_SEEDS, experiment.test)
     base = experiment.losses(experiment.base, experiment.test).mean()
     print(f"pretrained {base:.4f}, fine-tuned on everything {nothing.mean():.4f}\n")
-    print_head("method", "removed", "bad ones among them", "test loss", "change, standard error")
+    print_head("method", "removed", "bad examples among them", "test loss", "change, standard error")
 
     def show(name: str, removed: np.ndarray) -> None:
         after = experiment.judge(removed, FRESH_SEEDS, experiment.test)
@@ -179,7 +179,7 @@ def main() -> None:
             for m, part in trials.items()
         }
         show(name, trials[min(tried, key=tried.__getitem__)])
-    show("exactly the bad ones", bad)
+    show("exactly the bad examples", bad)
 
 
 if __name__ == "__main__":
