@@ -159,7 +159,9 @@ def main() -> None:
     nothing = experiment.judge(np.array([], dtype=int), FRESH_SEEDS, experiment.test)
     base = experiment.losses(experiment.base, experiment.test).mean()
     print(f"pretrained {base:.4f}, fine-tuned on everything {nothing.mean():.4f}\n")
-    print_head("method", "removed", "bad examples among them", "test loss", "change, standard error")
+    print_head(
+        "method", "removed", "bad examples among them", "test loss", "change, standard error"
+    )
 
     def show(name: str, removed: np.ndarray) -> None:
         after = experiment.judge(removed, FRESH_SEEDS, experiment.test)
