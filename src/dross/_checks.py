@@ -10,6 +10,7 @@ from typing import Any
 from ._text import printable
 from .errors import InvalidInput
 
+_MOST_NAMES = 30  # that a message lists
 _LONGEST_NAME = 255  # bytes, on nearly all file systems
 
 
@@ -78,13 +79,23 @@ def check_number(value: Any, what: str) -> float:
         raise InvalidInput(f"{what} must be a number, not {value!r}.") from None
 
 
-def check_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the name if it is known; otherwise raise InvalidInput with the closest known name."""
+def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> str:
+    """Return the name if it is known; otherwise raise InvalidInput with the closest known name.
+
+    Arguments:
+        kind: What it is the name of.
+        name: The name.
+        known: All names that there are.
+        where: Where they are, such as " in people.csv".
+    """
     known = list(known)
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        folded = {str(one).casefold(): one for one in known}
+        near = difflib.get_close_matches(str(name).casefold(), folded, n=1)
+        hint = f" Did you mean '{folded[near[0]]}'?" if near else ""
+        more = f" and {len(known) - _MOST_NAMES:,} more" if len(known) > _MOST_NAMES else ""
+        shown = ", ".join(map(str, known[:_MOST_NAMES]))
         raise InvalidInput(
-            f"There is no {kind} named '{name}'.{hint} The names are: {', '.join(known)}."
+            f"There is no {kind} named '{name}'{where}.{hint} The names are: {shown}{more}."
         )
     return name

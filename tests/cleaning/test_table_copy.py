@@ -25,14 +25,14 @@ def copied(path, text: str, edits: RowEdits, suffix: str = ".csv", separator=Non
 def test_duplicate_and_empty_names_stay(tmp_path):
     text = "x,x,,y\n1, 2,3,a\n\n4,5,NA,b\n7,8,1_000,a\n"
     edits = RowEdits({2}, {4: "a"})
-    assert copied(tmp_path / "t.csv", text, edits) == "x,x,,y\n4,5,NA,a\n7,8,1_000,a\n"
+    assert copied(tmp_path / "t.csv", text, edits) == "x,x,,y\n\n4,5,NA,a\n7,8,1_000,a\n"
     with pytest.raises(InvalidInput, match="same name"):
         copy_file(tmp_path / "t.csv", ".parquet", "y", edits)
 
 
 def test_rows_are_found_by_their_lines(tmp_path):
     text = 'x,y\n\n1,"a\n"\n\n\n2,b\n3,c\n'
-    assert copied(tmp_path / "t.csv", text, RowEdits({7})) == 'x,y\n1,"a\n"\n3,c\n'
+    assert copied(tmp_path / "t.csv", text, RowEdits({7})) == 'x,y\n\n1,"a\n"\n\n\n3,c\n'
 
 
 def test_the_separator_that_was_given_is_used(tmp_path):
@@ -80,34 +80,33 @@ def test_parquet_with_numbers_for_names(tmp_path):
     assert copy[1].tolist() == [False, False, True] and copy[1].dtype == bool
 
 
-class Feather(TableFormat):
-    has_types = True
+class Orc(TableFormat):
+    what = "an ORC file"
+    marks_missing = True
 
     def read(self, raw, path, reading, *, verbatim=False):
-        frame = self.load(raw)
+        frame = self.load(raw, reading)
         frame.index = np.arange(2, 2 + len(frame))
         return frame, []
 
     def write(self, frame):
-        sink = io.BytesIO()
-        frame.reset_index(drop=True).to_feather(sink)
-        return sink.getvalue()
+        return frame.reset_index(drop=True).to_orc(index=False)
 
-    def load(self, raw):
-        return pandas.read_feather(io.BytesIO(raw))
+    def load(self, raw, reading):
+        return pandas.read_orc(io.BytesIO(raw))
 
 
 def test_a_format_needs_one_entry(tmp_path, monkeypatch):
-    monkeypatch.setitem(FORMATS, ".feather", Feather())
-    path = tmp_path / "t.feather"
+    monkeypatch.setitem(FORMATS, ".orc", Orc())
+    path = tmp_path / "t.orc"
     frame = pandas.DataFrame({"x": np.arange(40.0), "y": ["a", "b"] * 20})
-    path.write_bytes(FORMATS[".feather"].write(frame))
+    path.write_bytes(FORMATS[".orc"].write(frame))
     prepared = prepare(Request(str(path), "y"))
     assert len(prepared.source) == 40 and prepared.source.names[0] == "row 2"
     edits = RowEdits({2}, {3: "a"})
     for suffix in FORMATS:
         raw, count = copy_file(path, suffix, "y", edits)
-        copy = FORMATS[suffix].load(raw)
+        copy = FORMATS[suffix].load(raw, Reading())
         assert count == 39 and copy["y"].tolist()[:3] == ["a", "a", "b"]
 
 
@@ -119,3 +118,39 @@ def test_a_carriage_return_stays_in_its_cell(tmp_path):
     raw, count = copy_table(path.read_bytes(), path, ".csv", "y", RowEdits(), Reading())
     rows = list(csv.reader(io.StringIO(raw.decode(), newline="")))
     assert count == 4 and [street for street, _ in rows[1:]] == streets
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_copy_is_written_as_its_original(tmp_path, codec, separator, end, last):
+    lines = ["name,size,kind", "Zoë,1.50,cat", '"a, b",02, cat', "", "x,3,'dog'", '"y",+4,"dog"']
+    lines = [line.replace(",", separator) for line in lines]
+
+    def encode(lines):
+        return (end.join(lines) + end * last).encode(codec)
+
+    path = tmp_path / "t.csv"
+    path.write_bytes(encode(lines))
+    edits = RowEdits({2}, {3: "dog", 6: "cat"})
+    raw, count = copy_table(path.read_bytes(), path, ".csv", "kind", edits, Reading())
+    changed = [
+        lines[0],
+        lines[2].replace(" cat", " dog"),
+        *lines[3:5],
+        lines[5].replace("dog", "cat"),
+    ]
+    assert raw == encode(changed) and count == 3
+    without_last, _ = copy_table(path.read_bytes(), path, ".csv", "kind", RowEdits({6}), Reading())
+    assert without_last == encode(lines[:5])
+
+
+def test_a_new_label_is_quoted_where_it_has_to_be(tmp_path):
+    text = 'y,x\na,1\n"b",2\n'
+    edits = RowEdits(relabelled={2: "c, d", 3: 'say "b"'})
+    assert copied(tmp_path / "t.csv", text, edits) == 'y,x\n"c, d",1\n"say ""b""",2\n'
+    with pytest.raises(InvalidInput, match="'đ' of a new label does not exist in the encoding"):
+        raw = "y,x\né,1\n".encode("cp1252")
+        relabelled = RowEdits(relabelled={2: "đ"})
+        copy_table(raw, tmp_path / "t.csv", ".csv", "y", relabelled, Reading())

@@ -14,7 +14,8 @@ import pyarrow.parquet as parquet
 
 from .._checks import check_count, check_name
 from ..errors import InvalidInput, first_line
-from .formats import find_format, is_parquet, read_bytes
+from .files import JSON_LINES, Place, check_kind, read_bytes
+from .formats import Reading, find_format, is_parquet, parse_json_lines
 from .modality import Frame, Modality, RowEdits
 
 CHATS = Modality("chats", has_text=True, has_tokens=True)
@@ -107,13 +108,8 @@ class _Columns:
     source: str | None
 
 
-def is_chat_file(path: Path) -> bool:
-    """Whether a file holds conversations by its name."""
-    return path.suffix.lower() in JSONL
-
-
 def read_chats(
-    path: Path,
+    path: Place,
     *,
     prompt: str | None = None,
     response: str | None = None,
@@ -151,7 +147,7 @@ def read_chats(
     return chats, notes
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_rows(path: Place) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(number, row) of all rows that are not blank."""
     if is_parquet(path):
         yield from enumerate(_read_parquet(path), 1)
@@ -161,28 +157,19 @@ def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
             "or .parquet."
         )
-    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(
-                f"{path}, line {number} is not JSON ({first_line(error)})."
-            ) from None
-        if not isinstance(row, dict):
-            raise InvalidInput(f"{path}, line {number} is not a JSON object, as every row must be.")
-        yield number, row
+    raw = read_bytes(path)
+    check_kind(raw, path, JSON_LINES)
+    yield from parse_json_lines(raw, path)
 
 
-def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
+def _read_parquet(path: Place) -> list[Mapping[str, Any]]:
     try:
         return parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise InvalidInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
 
 
-def _find_columns(path: Path, names: list[str], chosen: _Columns) -> _Columns:
+def _find_columns(path: Place, names: list[str], chosen: _Columns) -> _Columns:
     """The columns that the user chose, and guesses for the others."""
     for name in (chosen.prompt, chosen.response, chosen.source):
         if name is not None:
@@ -202,7 +189,7 @@ def _find_columns(path: Path, names: list[str], chosen: _Columns) -> _Columns:
 
 
 def _read_row(
-    path: Path, word: str, number: int, row: Mapping[str, Any], columns: _Columns
+    path: Place, word: str, number: int, row: Mapping[str, Any], columns: _Columns
 ) -> Chat:
     where = f"{path}, {word} {number}"
     if columns.prompt is None:
@@ -239,7 +226,7 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
     return [{"role": one.role, "content": one.content or ""} for one in messages]
 
 
-def check_same_format(source: Path, to: Path) -> None:
+def check_same_format(source: Place, to: Path) -> None:
     """Refuse, with InvalidInput, a copy in another format than the input's."""
     if is_parquet(source):
         same, ends = is_parquet(to), "end its name with .parquet or .pq"
@@ -249,7 +236,7 @@ def check_same_format(source: Path, to: Path) -> None:
         raise InvalidInput(f"{to.name} must be a file like {source.name}: {ends}.")
 
 
-def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
+def copy_chats(raw: bytes, source: Place, edits: RowEdits) -> tuple[bytes, int]:
     """The bytes of the copy, and how many rows it has.
 
     Lines of JSON are copied byte for byte; rows of Parquet with their types and metadata.
@@ -269,8 +256,8 @@ def copy_chats(raw: bytes, source: Path, edits: RowEdits) -> tuple[bytes, int]:
     return b"\n".join(lines), sum(bool(line.strip()) for line in lines)
 
 
-def load_chats(raw: bytes, source: Path) -> list[dict[str, Any]] | Frame:
+def load_chats(raw: bytes, source: Place) -> list[dict[str, Any]] | Frame:
     """The rows of a copy as Python objects: lines of JSON as dicts, Parquet as a frame."""
     if is_parquet(source):
-        return find_format(source).load(raw)
+        return find_format(source).load(raw, Reading())
     return [json.loads(line) for line in raw.split(b"\n") if line.strip()]

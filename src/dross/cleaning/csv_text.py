@@ -3,9 +3,11 @@
 import codecs
 import csv
 import io
+import re
 import sys
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import pandas
 
@@ -16,10 +18,6 @@ _SEPARATORS = ",;\t|"
 _SAMPLE = 65536  # characters
 _SAMPLE_RECORDS = 50
 _END = "\x1ethe end\x1e"  # a record after the last of the file: an open quote swallows it
-_ZIP = b"PK\x03\x04"
-_PACKED = {b"\x1f\x8b": "gzip", _ZIP: "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-_WORKBOOK_IN_ZIP = b"xl/workbook"  # an .xlsx file is a zip archive in which this is a name
-_OLD_WORKBOOK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # how an .xls file begins
 # Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
 _WINDOWS = {
     code: code if letter == "\ufffd" else ord(letter)
@@ -27,37 +25,79 @@ _WINDOWS = {
 }
 
 
-def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
-    """The text of a file, and a note if its encoding had to be guessed."""
-    if raw.startswith(_OLD_WORKBOOK) or (raw.startswith(_ZIP) and _WORKBOOK_IN_ZIP in raw):
-        raise InvalidInput(
-            f"{name} is an Excel workbook. Save the sheet as CSV UTF-8 (in Excel: File, Save As), "
-            f"or as Parquet (in Python: pandas.read_excel('{name}').to_parquet("
-            f"'{Path(name).stem}.parquet'))."
-        )
-    for magic, packing in _PACKED.items():
-        if raw.startswith(magic):
-            raise InvalidInput(
-                f"{name} is compressed ({packing}), not a text file. Unpack it, or save it as CSV "
-                "(UTF-8) or Parquet."
-            )
+_TO_WINDOWS = {letter: code for code, letter in _WINDOWS.items()}
+_DETECTED = 1000  # bytes that decide whether a file without a mark is UTF-16
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the characters of a file are written as bytes; None: Windows-1252."""
+
+    codec: str | None = "utf-8"
+    mark: bytes = b""  # a byte order mark, which the file begins with
+
+    def decode(self, raw: bytes) -> str:
+        """The text of a file; raises UnicodeDecodeError."""
+        content = raw[len(self.mark) :]
+        if self.codec is None:
+            return codecs.charmap_decode(content, "strict", _WINDOWS)[0]
+        return content.decode(self.codec)
+
+    def encode(self, text: str) -> bytes:
+        """The bytes of a file with this text; raises UnicodeEncodeError."""
+        if self.codec is None:
+            return codecs.charmap_encode(text, "strict", _TO_WINDOWS)[0]
+        return self.mark + text.encode(self.codec)
+
+
+_MARKED = (  # UTF-32 first: its mark begins with that of UTF-16
+    Encoding("utf-32-le", codecs.BOM_UTF32_LE),
+    Encoding("utf-32-be", codecs.BOM_UTF32_BE),
+    Encoding("utf-16-le", codecs.BOM_UTF16_LE),
+    Encoding("utf-16-be", codecs.BOM_UTF16_BE),
+    Encoding("utf-8", codecs.BOM_UTF8),
+)
+
+
+def _find_encoding(raw: bytes) -> Encoding:
+    """That of the byte order mark; else UTF-16 where every other byte is 0, else UTF-8."""
+    for encoding in _MARKED:
+        if raw.startswith(encoding.mark):
+            return encoding
+    beginning = raw[:_DETECTED]
+    for codec, first in (("utf-16-le", 1), ("utf-16-be", 0)):
+        zeros = beginning[first::2].count(0)
+        if zeros > 0.7 * len(beginning) / 2 and 0 not in beginning[1 - first :: 2]:
+            return Encoding(codec)
+    return Encoding()
+
+
+def decode_text(raw: bytes, name: str) -> tuple[str, Encoding, list[str]]:
+    """The text of a file, its encoding, and a note if that had to be guessed."""
+    encoding = _find_encoding(raw)
     notes = []
     try:
-        text = raw.decode("utf-8-sig")
+        text = encoding.decode(raw)
     except UnicodeDecodeError as error:
-        text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
+        if encoding != Encoding():
+            raise InvalidInput(
+                f"{name} begins like a file in {encoding.codec}, but is not one (byte "
+                f"{error.start}). Save it as CSV (UTF-8)."
+            ) from None
+        encoding = Encoding(None)
+        text = encoding.decode(raw)
         notes.append(
             f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
             "Check letters with accents."
         )
     if "\0" in (text[:1000] if notes else text.lstrip().split("\n", 1)[0]):
         raise InvalidInput(
-            f"{name} has NUL characters at its beginning: it is not a text file, or it is in "
-            "UTF-16. Save it as CSV (UTF-8) or Parquet."
+            f"{name} has NUL characters at its beginning: it is not a text file. Save it as CSV "
+            "(UTF-8) or Parquet."
         )
     if not text.strip():
         raise InvalidInput(f"{name} is empty.")
-    return text, notes
+    return text, encoding, notes
 
 
 def check_separator(separator: str) -> str:
@@ -122,7 +162,7 @@ def parse_csv(
             raise InvalidInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
                 f"first has {len(names)} names. If the separator is not {separator!r}, pass "
-                f"`separator`."
+                "`separator`; if the first line is a title, delete it."
             )
         if len(row) < len(names):
             short.append(line)
@@ -147,6 +187,66 @@ class _LineFeeds(io.StringIO):
 
     def write(self, line: str) -> int:
         return super().write(line.removesuffix("\r\n") + "\n")
+
+
+def copy_csv(
+    text: str, separator: str, place: int, removed: Set[int], new: Mapping[int, str]
+) -> str:
+    """The text without some rows, and with new cells in one column. All else stays as it is.
+
+    Arguments:
+        text: All of a file that `parse_csv` reads.
+        separator: Between cells.
+        place: Of the column, from 0.
+        removed: The lines that removed rows begin on.
+        new: {line that a row begins on: its new cell}.
+    """
+    lines = list(io.StringIO(text, newline=""))
+    records, starts, _ = _split(text, separator, skip_spaces=True)
+    kept = []
+    for record, start, end in zip(records, starts, [*starts[1:], len(lines) + 1]):
+        if start in removed:
+            continue
+        row = "".join(lines[start - 1 : end - 1])
+        kept.append(
+            _replace_cell(row, record, separator, place, new[start]) if start in new else row
+        )
+    copy = "".join(kept)
+    if text.endswith(("\n", "\r")):
+        return copy
+    return copy[: len(copy) - len(_line_end(copy))]  # the last row may have been removed
+
+
+def _line_end(text: str) -> str:
+    """The line end that a text ends with, or nothing."""
+    return next((end for end in ("\r\n", "\n", "\r") if text.endswith(end)), "")
+
+
+def _replace_cell(row: str, record: list[str], separator: str, place: int, cell: str) -> str:
+    """A row as it is written, with a new cell; in quotes if the old one is."""
+    wanted = [*record[:place], cell, *record[place + 1 :]]
+    separators = re.escape(separator)
+    pattern = re.compile(
+        rf' *(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<bare>[^{separators}\r\n]*?))'
+        rf" *(?=[{separators}\r\n]|$)"
+    )
+    position = 0
+    for _ in range(place):
+        found = pattern.match(row, position)
+        position = found.end() + 1 if found else len(row)
+    found = pattern.match(row, position)
+    if found is not None:
+        group = "quoted" if found["quoted"] is not None else "bare"
+        escaped = cell.replace('"', '""') if group == "quoted" else cell
+        replaced = row[: found.start(group)] + escaped + row[found.end(group) :]
+        records, _, unclosed = _split(replaced, separator, skip_spaces=True)
+        if unclosed is None and [[one.strip() for one in each] for each in records] == [
+            [one.strip() for one in wanted]
+        ]:
+            return replaced
+    line = io.StringIO(newline="")
+    csv.writer(line, delimiter=separator, lineterminator=_line_end(row)).writerow(wanted)
+    return line.getvalue()
 
 
 def _is_blank(record: list[str]) -> bool:

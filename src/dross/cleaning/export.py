@@ -17,7 +17,8 @@ from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
-from .formats import FORMATS, copy_table, read_bytes
+from .files import Place, find_place, is_folder, read_bytes, split_suffix
+from .formats import FORMATS, copy_table, suffix_of_copy
 from .images import copy_images
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
@@ -97,7 +98,7 @@ def export(
     try:
         make_folder(to.parent)
         with hold_lock(to.with_name(f".{to.name}.dross-lock"), str(to)):
-            _check_free(to, listed, overwrite and not Path(request.data).is_dir())
+            _check_free(to, listed, overwrite and not is_folder(find_place(request.data)))
             delete_stale(to.parent, lambda name: name in (to.name, listed.name))
             with staged_file(listed, _list_decisions(project, edits)) as staged_list:
                 written = _write_copy(project, request, edits, to)
@@ -115,13 +116,12 @@ def _check_targets(project: Project, request: Request, to: Path, listed: Path) -
     """Compare everything that will be written with everything that must stay."""
     if to.name in ("", ".."):
         raise InvalidInput(f"'{to}' is not a name for a copy. Give the copy its own name.")
-    source, inputs = Path(request.data), input_paths(request)
+    source, inputs = find_place(request.data), input_paths(request)
     if project.modality is CHATS:
         check_same_format(source, to)
-    elif not source.is_dir() and to.suffix.lower() not in FORMATS:
-        names = ", ".join(FORMATS)
-        raise InvalidInput(f"{to.name} must be a table: end its name with {names}.")
-    if request.images is not None:
+    elif not is_folder(source):
+        _check_suffix(source, to)
+    if request.images is not None and isinstance(source, Path):
         images = [source.parent / str(name) for name in project.content["path"]]
         targets = {to.resolve(), listed.resolve()}
         inputs |= {path.name: path for path in images if path.resolve() in targets}
@@ -131,8 +131,23 @@ def _check_targets(project: Project, request: Request, to: Path, listed: Path) -
         place = path.resolve()
         if folder in place.parents and is_written_by_dross(place.relative_to(folder).as_posix()):
             raise InvalidInput(f"{path} is a file of the project itself. Choose another name.")
-    if source.is_dir():
+    if is_folder(source):
         check_output_folder(to, inputs | {"project": project.folder})
+
+
+def _check_suffix(source: Place, to: Path) -> None:
+    """Refuse the name of a copy that is in no format of tables, or in one that is only read."""
+    suffix = split_suffix(to.name)[0]
+    if suffix in FORMATS and not FORMATS[suffix].copied_as:
+        return
+    if suffix == split_suffix(source.name)[0] and suffix not in FORMATS:
+        return  # a text with a name such as people.txt
+    names = [name for name, form in FORMATS.items() if not form.copied_as]
+    hint = f" Such as {to.name}{suffix_of_copy(source)}." if not suffix else ""
+    raise InvalidInput(
+        f"{to.name} must be a table that dross can write: end its name with {', '.join(names)}."
+        f"{hint}"
+    )
 
 
 def _check_free(to: Path, listed: Path, overwrite: bool) -> None:
@@ -147,12 +162,12 @@ def _check_free(to: Path, listed: Path, overwrite: bool) -> None:
 
 def _write_copy(project: Project, request: Request, edits: ChosenEdits, to: Path) -> int:
     """Write the copy; the number of instances in it."""
-    source = Path(request.data)
+    source = find_place(request.data)
     compare_digests(project, digest_inputs(request, without="data"))
-    if source.is_dir():
+    if isinstance(source, Path) and is_folder(source):
         confirm = lambda digest: compare_digests(project, {"data": digest})
         return copy_images(source, to, _row_edits(project, edits), confirm=confirm)
-    raw, written = _copy_file(project, request, edits, to.suffix.lower())
+    raw, written = _copy_file(project, request, edits, "".join(split_suffix(to.name)))
     with staged_file(to, raw) as staged:
         os.replace(staged, to)
     return written
@@ -162,7 +177,7 @@ def _copy_file(
     project: Project, request: Request, edits: ChosenEdits, suffix: str
 ) -> tuple[bytes, int]:
     """The bytes of the copy, and how many rows it has."""
-    source = Path(request.data)
+    source = find_place(request.data)
     raw, rows = read_bytes(source), _row_edits(project, edits)
     compare_digests(project, {"data": digest_bytes(raw)})
     if project.modality is CHATS:
@@ -193,23 +208,25 @@ def _list_decisions(project: Project, edits: ChosenEdits) -> bytes:
 def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> Any:
     """What `Project.cleaned` returns."""
     request = project.request
-    source = Path(request.data)
-    if request.is_code or source.is_dir():
+    source = find_place(request.data)
+    if request.is_code or is_folder(source):
         raise InvalidInput(
             "The data are images in a folder, or came from a Python function: there is no table "
             "to return. dross.export writes a cleaned folder; scores.csv has the places."
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
     compare_digests(project, digest_inputs(request, without="data"))
-    suffix = source.suffix.lower() if source.suffix.lower() in FORMATS else ".csv"
+    suffix = split_suffix(suffix_of_copy(source))[0]
     raw, _ = _copy_file(project, request, edits, suffix)
     if project.modality is CHATS:
         return load_chats(raw, source)
-    frame = FORMATS[suffix].load(raw)
+    frame = FORMATS[suffix].load(raw, request.reading)
     if request.memory is None:
         return frame
     try:
-        return restore_data(frame, project.info.label, request.memory, pixels_of(source))
+        return restore_data(
+            frame, project.info.label, request.memory, pixels_of(Path(request.data))
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptFile(
             f"{project.folder} holds no valid record of the types of its data "

@@ -21,7 +21,8 @@ from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
-from .formats import is_parquet, read_bytes, read_parquet
+from .files import read_bytes
+from .formats import Reading, find_format, is_parquet
 from .images import IMAGES
 from .modality import AS_READ, FEATURES, Encoding, Modality, PreparedData
 from .tables import LARGEST_INPUT
@@ -309,7 +310,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
     """
     raw = read_bytes(path)
     if is_parquet(path):
-        frame = read_parquet(raw, path)
+        frame, _ = find_format(path).read(raw, path, Reading())
         others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
         if others:
             raise InvalidInput(

@@ -154,7 +154,7 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Sourc
     """Read the images that a table lists.
 
     Arguments:
-        table: A CSV, TSV or Parquet file.
+        table: The file of the table, in one of FORMATS.
         paths: The column of file names, relative to the folder of the table.
         label: The column of classes.
         reading: How to read the table.

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from .._checks import check_file_name, check_whole
-from .._io import digest_file
+from .._io import digest_bytes, digest_file
 from ..errors import InvalidInput
 from .chats import CHATS
 from .features import read_feature_file, standardize
+from .files import Place, Url, find_place, is_folder, is_url, read_bytes
 from .formats import Reading
 from .images import IMAGES, ImageEncoder, digest_images, read_folder, read_listing
 from .memory import DataTypes, is_stored_file, pixels_of
@@ -30,6 +31,7 @@ from .tables import (
     check_cells,
     describe_columns,
     infer_columns,
+    list_columns,
     read_table,
 )
 from .task import REGRESSION, check_size
@@ -38,6 +40,7 @@ from .user_code import CUSTOM, prepare_from_python
 
 MODALITIES: dict[str, Modality] = {one.name: one for one in (TABLE, IMAGES, TEXT, CHATS, CUSTOM)}
 _SMALL_TEST_PART = 100
+_NAMES_SHOWN = 20
 _MAX_SEED = 1 << 63  # torch takes no larger ones
 
 
@@ -56,6 +59,7 @@ class Request:
     seed: int = 0
     separator: str | None = None  # between the cells of a CSV file
     na: list[str] | None = None  # cells that count as missing, besides empty ones
+    sheet: str | None = None  # of a workbook; by default the first
     memory: DataTypes | None = None  # what the data were, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
@@ -70,18 +74,18 @@ class Request:
                 "Pass `features` or `backbone`, not both: each determines what models learn."
             )
         for path in (self.data, self.validation, self.test, self.features):
-            if path is not None:
+            if path is not None and not is_url(path):
                 check_file_name(path)
 
     @property
     def is_code(self) -> bool:
         """Whether the data come from a `module:function`."""
-        return ":" in self.data and not os.path.exists(self.data)
+        return ":" in self.data and not is_url(self.data) and not os.path.exists(self.data)
 
     @property
     def reading(self) -> Reading:
         """How tables are read."""
-        return Reading(self.separator, self.na, from_memory=self.memory is not None)
+        return Reading(self.separator, self.na, self.sheet, from_memory=self.memory is not None)
 
     def located(self, folder: Path) -> "Request":
         """The same with the paths of data from Python's memory, which a project's folder keeps."""
@@ -101,14 +105,14 @@ def prepare(request: Request) -> PreparedData:
     if request.is_code:
         data = prepare_from_python(request.data, request.label or "label")
         return data if request.features is None else _use_feature_file(data, request.features)
-    path = Path(request.data)
+    path = find_place(request.data)
     train = _read(path, request)
     train.check_learnable()
     sources = {"train": train}
     for part in PARTS[1:]:
         file = getattr(request, part)
         if file is not None:
-            sources[part] = _read_like(train, Path(file), request)
+            sources[part] = _read_like(train, find_place(file), request)
     whole, parts = join_parts(sources)
     columns = infer_columns(train.content, request.columns) if train.modality is TABLE else []
     notes = [*train.notes, *_check_sizes(sources, whole), *describe_columns(columns)]
@@ -148,13 +152,17 @@ def _use_feature_file(data: PreparedData, file: str) -> PreparedData:
     return replace(data, x=x, encoder=None, notes=[*data.notes, note])
 
 
-def _read(path: Path, request: Request, task: str | None = None) -> Source:
+def _read(path: Place, request: Request, task: str | None = None) -> Source:
     """Read a folder of images, a table that lists images, a table, or texts."""
-    if os.path.isdir(path):  # unlike Path.is_dir, also for a name that is too long
+    if isinstance(path, Path) and is_folder(path):
         return read_folder(path)
     if request.label is None:
-        raise InvalidInput("Which column is to be predicted? Pass its name as `label`.")
+        raise InvalidInput(_ask_for_label(path, request.reading))
     if request.images is not None:
+        if isinstance(path, Url):
+            raise InvalidInput(
+                f"Download {path} and its images: images are read from this machine."
+            )
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(
         path,
@@ -166,7 +174,17 @@ def _read(path: Path, request: Request, task: str | None = None) -> Source:
     )
 
 
-def _read_like(train: Source, path: Path, request: Request) -> Source:
+def _ask_for_label(path: Place, reading: Reading) -> str:
+    """That the column to learn has to be named, with the names that there are."""
+    names = list_columns(path, reading)
+    more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
+    return (
+        f"Which column is to be predicted? Pass its name as `label`. {path} has the columns "
+        f"{', '.join(names[:_NAMES_SHOWN])}{more}."
+    )
+
+
+def _read_like(train: Source, path: Place, request: Request) -> Source:
     """Read a validation or test file; its columns and classes must be those of training."""
     source = _read(path, request, task=train.task.name)
     unknown = sorted(set(source.classes) - set(train.classes))
@@ -186,8 +204,9 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
     return source
 
 
-def image_root(path: Path) -> Path:
+def image_root(path: Place) -> Path:
     """The folder that paths of images are relative to."""
+    assert isinstance(path, Path)  # `_read` refuses images behind a URL
     return path if path.is_dir() else path.parent
 
 
@@ -221,8 +240,8 @@ _CHOOSE = "Choose another folder."
 
 def input_paths(request: Request) -> dict[str, Path]:
     """{"data": its path, ...} of every file and folder that a request names and that is there."""
-    files = {"data": request.data, "validation": request.validation, "test": request.test}
-    paths = {name: Path(path) for name, path in files.items() if path is not None}
+    places = {name: find_place(text) for name, text in _name_inputs(request).items()}
+    paths = {name: place for name, place in places.items() if isinstance(place, Path)}
     if request.memory is not None:
         paths |= {f"{name} pixels": pixels_of(path) for name, path in paths.items()}
     if request.features is not None:
@@ -230,9 +249,20 @@ def input_paths(request: Request) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.exists()}
 
 
+def _name_inputs(request: Request) -> dict[str, str]:
+    """{"data": its path or URL, ...} of the parts that a request names."""
+    files = {"data": request.data, "validation": request.validation, "test": request.test}
+    return {name: file for name, file in files.items() if file is not None}
+
+
 def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
-    """A digest of everything in each input file or folder, read or ignored."""
-    digests = {}
+    """A digest of everything in each input file, folder or URL, read or ignored."""
+    places = {name: find_place(text) for name, text in _name_inputs(request).items()}
+    digests = {
+        name: digest_bytes(read_bytes(place))
+        for name, place in places.items()
+        if isinstance(place, Url) and name != without
+    }
     for name, path in input_paths(request).items():
         if name == without:
             continue

@@ -24,6 +24,7 @@ from .duplicates import FILE as COPIES
 from .duplicates import MOST_COMPARED, Copies, CopyCounts, find_copies, join_content
 from .examine import Outcome, examine
 from .explain import Reasons
+from .files import find_place, stem_of
 from .images import load_thumbnail
 from .inputs import Request, digest_inputs, prepare
 from .job import Job, Say
@@ -61,6 +62,7 @@ def clean(
     columns: dict[str, str] | None = None,
     separator: str | None = None,
     na: Sequence[str] | None = None,
+    sheet: str | None = None,
     features: str | os.PathLike | None = None,
     backbone: str | None = None,
     model: str | None = None,
@@ -85,7 +87,8 @@ def clean(
     finished scores again if validation labels have been checked on the page since.
 
     Arguments:
-        data: a CSV, TSV or Parquet file; a folder of images with one folder per class; or
+        data: a table (CSV, TSV, Excel, JSON Lines, Parquet or Feather; also compressed, and also
+            behind a URL that fsspec reads); a folder of images with one folder per class; or
             module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
             data themselves: a DataFrame, an array, a tensor or a sparse matrix [N, features],
             images as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
@@ -105,6 +108,7 @@ def clean(
             guessed.
         na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
+        sheet: the sheet of an Excel workbook. By default the first.
         features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
             are numbers. One row per instance: rows of a table as they stand, images sorted by
             path; then those of `validation`, then those of `test`.
@@ -168,11 +172,12 @@ def clean(
         "seed": seed,
         "separator": separator,
         "na": None if na is None else list(na),
+        "sheet": sheet,
         "features": None if features is None else absolute(features),
         "backbone": backbone,
     }
     parts = {"validation": validation, "test": test}
-    folder = _default_folder(data) if out is None else Path(check_folder(out, "out"))
+    folder = default_folder(data) if out is None else Path(check_folder(out, "out"))
     where = choose_device(device)
     say = say or (lambda _: None)
     # for data from Python's memory, until the project's folder keeps them
@@ -260,20 +265,24 @@ def absolute(path: str | os.PathLike) -> str:
     Raises:
         InvalidInput: it leads to a pipe or the like, which cannot be read more than once.
     """
-    if not os.path.exists(path):
+    place = find_place(path)
+    if not isinstance(place, Path) or not os.path.exists(place):
         return str(path)
-    if not os.path.isfile(path) and not os.path.isdir(path):
+    if not os.path.isfile(place) and not os.path.isdir(place):
         raise InvalidInput(
             f"{path} is not a regular file, and dross reads its input more than once. Copy it into "
             "a file."
         )
-    return str(Path(path).resolve())
+    return str(place.resolve())
 
 
-def _default_folder(data: Any) -> Path:
+def default_folder(data: Any) -> Path:
+    """Where the results go if nobody says: a folder of runs/ in the current folder."""
     if is_in_memory(data):
         return Path(USUAL) / "data"
-    return Path(USUAL) / (Path(str(data).partition(":")[0]).stem or "data")
+    place = find_place(data)
+    code = place.name.partition(":")[0]  # of module:function
+    return Path(USUAL) / (stem_of(Path(code)) or "data")
 
 
 def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:

@@ -205,6 +205,8 @@ def write_command(info: JobInfo, folder: Path, *, short: bool = False) -> str:
     for name in _REQUEST_FLAGS:
         if (value := getattr(request, name)) is not None:
             words += [f"--{name}", show(value)]
+    if request.sheet is not None:
+        words += ["--sheet", request.sheet]
     for name, kind in request.columns.items():
         words += ["--column", f"{name}={kind}"]
     for cell in request.na or []:

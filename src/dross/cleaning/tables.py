@@ -3,7 +3,6 @@
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -16,7 +15,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from .._checks import check_name
 from .._text import say_count
 from ..errors import InvalidInput
-from .formats import Reading, column_names, find_format, read_bytes
+from .files import EXCEL, Place, read_bytes
+from .formats import Reading, column_names, open_table
 from .modality import Column, Frame, Modality, Series, Source
 from .task import (
     CLASSIFICATION,
@@ -24,6 +24,7 @@ from .task import (
     check_size,
     parse_finite,
     parse_numbers,
+    read_number,
 )
 from .text import TEXT
 
@@ -35,29 +36,31 @@ _MISSING = ("", "?", "NA", "N/A", "nan", "NaN", "null", "NULL", "None", "-")
 # --- frames ---------------------------------------------------------------------------------------
 
 
-def read_frame(path: Path, *, reading: Reading, needed: list[str]) -> tuple[Frame, list[str]]:
+def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Frame, list[str]]:
     """Read a table. Its index has the numbers of the rows.
 
-    Numbers and dates of a Parquet file keep their types; all other cells are text, or None.
+    Numbers and dates of files that have types keep them; all other cells are text, or None.
 
     Arguments:
-        path: A CSV, TSV or Parquet file.
+        path: A file in one of FORMATS, or a URL of one.
         reading: How to read it.
         needed: The names of columns that must be there, and only once.
 
     Returns:
         The table, and notes about what had to be guessed.
     """
-    form = find_format(path)
-    frame, notes = form.read(read_bytes(path), path, reading)
+    form, raw = open_table(read_bytes(path), path)
+    if reading.sheet is not None and form.what != EXCEL:
+        raise InvalidInput(f"{path} is {form.what}, which has no sheets. Leave out `sheet`.")
+    frame, notes = form.read(raw, path, reading)
     if len(frame) == 0:
         raise InvalidInput(f"{path} has column names, but no rows.")
     missing = reading.missing or ()
-    if not form.has_types:
+    if not form.marks_missing:
         missing = _MISSING if reading.missing is None else ("", *reading.missing)
     original = [str(name).strip() for name in frame.columns]
     frame.columns = names = column_names(original)
-    _check_needed(original, names, needed, path)
+    _check_needed(frame, original, needed, path)
     renamed = [
         f"column {place} is called '{name}'"
         for place, (before, name) in enumerate(zip(original, names), 1)
@@ -78,21 +81,57 @@ def read_frame(path: Path, *, reading: Reading, needed: list[str]) -> tuple[Fram
     return pandas.DataFrame(columns, index=frame.index), notes
 
 
-def _check_needed(original: list[str], names: list[str], needed: list[str], path: Path) -> None:
-    """Refuse a table that lacks a column that is needed, or has two of its name."""
-    if needed[0] not in names and len(names) == 1:
+def list_columns(path: Place, reading: Reading) -> list[str]:
+    """The names of the columns of a file."""
+    form, raw = open_table(read_bytes(path), path)
+    return column_names(form.read(raw, path, reading)[0].columns)
+
+
+def _check_needed(frame: Frame, original: list[str], needed: list[str], path: Place) -> None:
+    """Refuse a table that lacks a column that is needed, or has two of its name.
+
+    Arguments:
+        frame: The table, under the names that its columns are known by.
+        original: These names as they are in the file.
+        needed: The names of the columns.
+        path: Of the file.
+    """
+    names = list(frame.columns)
+    lacking = [name for name in needed if name not in names]
+    if lacking and len(names) == 1:
         raise InvalidInput(
-            f"{path} was read as one column named '{names[0][:60]}'. Is the separator "
-            f"something other than a comma, semicolon, tab or |? Pass `separator`."
+            f"{path} has one column, named '{names[0][:60]}', and none named '{lacking[0]}'. If its "
+            "cells are separated by something other than a comma, semicolon, tab or |, pass "
+            "`separator`."
+        )
+    if _lacks_header(frame, original, lacking):
+        shown = ", ".join(original[:6]) + (", ..." if len(original) > 6 else "")
+        raise InvalidInput(
+            f"{path} seems to have no header: its first row is {shown}. Insert a first row with the "
+            "names of the columns, and pass one of these names as `label`."
         )
     for name in needed:
-        check_name("column", name, names)
+        check_name("column", name, names, where=f" in {path}")
         places = [str(place) for place, other in enumerate(original, 1) if other == name]
         if len(places) > 1:
             raise InvalidInput(
                 f"{path} has {len(places)} columns named '{name}' (columns {', '.join(places)}). "
                 "Which one is meant? Give the others another name."
             )
+
+
+def _lacks_header(frame: Frame, original: list[str], lacking: list[str]) -> bool:
+    """Whether the names of the columns look like cells: numbers, or cells of the rows below.
+
+    Where the columns that are needed are all there, it takes a name that is a cell of its own
+    column as well.
+    """
+    numbers = [name for name in original if read_number(name) is not None]
+    if lacking:
+        return bool(numbers)
+    cells = zip(original, frame.columns)
+    repeated = [name for name, column in cells if (as_text(frame[column]) == name).mean() > 0.01]
+    return bool(numbers) and any(name not in numbers for name in repeated)
 
 
 def _mark_missing(column: Series, missing: Sequence[str]) -> Series:
@@ -121,6 +160,7 @@ _MAX_CATEGORIES = 60
 _MAX_SHARE_OF_CATEGORIES = 0.05  # distinct texts per cell; in a long table more may be categories
 _NEARLY_ALL = 0.95
 _DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
+_WORDS_OF_PROSE = 4  # in a cell, on average
 _CATEGORY = "category: "  # before the name of an encoded column
 _IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
 _SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
@@ -156,7 +196,15 @@ def _infer_column(name: str, column: Series) -> Column:
         return Column(name, "date")
     if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
         return Column(name, "category")
-    return Column(name, "ignore", f"{distinct:,} different texts: a name or an identifier")
+    what = "" if is_prose(column) else ": a name or an identifier"
+    return Column(name, "ignore", f"{distinct:,} different texts{what}")
+
+
+def is_prose(column: Series) -> bool:
+    """Whether cells are texts that can be learned from as such: of several words, most different."""
+    cells = as_text(column.dropna().head(_DATES_TRIED))
+    words = cells.str.split().str.len()
+    return len(cells) > 0 and words.mean() >= _WORDS_OF_PROSE and cells.nunique() > len(cells) / 2
 
 
 def _to_dates(cells: Series) -> Series:
@@ -179,7 +227,10 @@ def describe_columns(columns: list[Column]) -> list[str]:
         if names := [column.name for column in columns if column.kind == kind]:
             lines.append(f"{words}: {', '.join(names)}.")
     ignored = [column for column in columns if column.kind in _UNUSED]
-    lines += [f"'{column.name}' is ignored: {column.why}." for column in ignored]
+    for column in ignored:
+        is_text = column.kind == "ignore" and column.why.endswith("different texts")
+        hint = f" To learn from them alone: `text={column.name!r}`." if is_text else ""
+        lines.append(f"'{column.name}' is ignored: {column.why}.{hint}")
     odd = [column for column in columns if column.why and column not in ignored]
     return [*lines, *(f"'{column.name}': {column.why}." for column in odd)]
 
@@ -202,11 +253,7 @@ class TableEncoder:
     def __init__(self, content: Frame, columns: list[Column]):
         self.columns = [column for column in columns if column.kind not in _UNUSED]
         if not self.columns:
-            reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
-            raise InvalidInput(
-                f"No column is left to learn from ({reasons}). Say which are numbers, categories "
-                "or dates with `columns`."
-            )
+            raise InvalidInput(_explain_nothing_left(content, columns))
         numbers = make_pipeline(
             SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
         )
@@ -262,6 +309,21 @@ class TableEncoder:
         return pandas.DataFrame(parsed)
 
 
+def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
+    """That no column can be learned from, and what to pass so that one can."""
+    if not columns:
+        return "The table has no column besides the label. Add those to learn from."
+    reasons = "; ".join(f"'{column.name}': {column.why}" for column in columns[:5])
+    more = "; ..." if len(columns) > 5 else ""
+    texts = [column.name for column in columns if is_prose(content[column.name])]
+    if texts:
+        advice = f"'{texts[0]}' holds texts: to learn from them, pass `text={texts[0]!r}`."
+    else:
+        example = {columns[0].name: "category"}
+        advice = f"To use one anyway, pass its kind, such as `columns={example!r}`."
+    return f"No column is left to learn from ({reasons}{more}). {advice}"
+
+
 def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float, float]]:
     """{column: its median and the usual distance from it} of columns with far outliers."""
     scales = {}
@@ -286,7 +348,7 @@ _MAX_WHOLE_NUMBER_CLASSES = 20  # ... unless they are whole numbers
 
 
 def read_table(
-    path: Path,
+    path: Place,
     label: str,
     *,
     task: str | None,
@@ -297,7 +359,7 @@ def read_table(
     """Read a table, or one column of it as texts.
 
     Arguments:
-        path: A CSV, TSV or Parquet file.
+        path: A file in one of FORMATS, or a URL of one.
         label: The column to learn.
         task: classification or regression; None: inferred from the labels.
         text: The column to read as text. All other columns are then left out.
@@ -336,6 +398,28 @@ def read_table(
     return Source(TABLE, label, content, labels, rows, reading.row_word, notes)
 
 
+def _check_labels(column: Series, name: str, task: str) -> None:
+    """Refuse a column that is no label, where nobody has said that it is one."""
+    count = column.nunique()
+    if task == REGRESSION.name:
+        numbers = np.sort(parse_numbers(column).to_numpy())
+        if count == len(column) and (np.diff(numbers) == 1).all():
+            raise InvalidInput(
+                f"'{name}' numbers the rows from {numbers[0]:g} to {numbers[-1]:g}: it is an "
+                "identifier, not a label. To learn it anyway, pass `task='regression'`."
+            )
+    elif count > _MAX_CATEGORIES and is_prose(column):
+        raise InvalidInput(
+            f"'{name}' has {count:,} different texts, which are no classes. Pass the column of the "
+            f"classes as `label`; to learn from '{name}', pass `text={name!r}`."
+        )
+    elif count > _MAX_CLASSES and _are_dates(column.head(_DATES_TRIED)) and _are_dates(column):
+        raise InvalidInput(
+            f"'{name}' holds {count:,} different dates, which are no classes. Pass another column "
+            "as `label`."
+        )
+
+
 def _parse_labels(column: Series, name: str, task: str | None, notes: list[str]) -> np.ndarray:
     """Labels as [N] of str for classes, float64 for numbers; an inferred task is noted."""
     numbers = parse_numbers(column)
@@ -348,6 +432,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         classes = f"{count} classes"
         meaning = "a number to be predicted (regression)" if task == REGRESSION.name else classes
         notes.append(f"'{name}' is taken for {meaning}; `task` changes this.")
+        _check_labels(column, name, task)
     check_name("task", task, (CLASSIFICATION.name, REGRESSION.name))
     if task == CLASSIFICATION.name:
         return as_text(column).str.strip().to_numpy(dtype=object)

@@ -82,6 +82,7 @@ def clean(
     column: option.Column = None,
     separator: option.Separator = None,
     na: option.Missing = None,
+    sheet: option.Sheet = None,
     features: option.Features = None,
     backbone: option.Backbone = None,
     model: option.Model = None,
@@ -111,14 +112,8 @@ def clean(
 
     For chats, use dross clean-chats.
     """
-    from ..cleaning.chats import is_chat_file
     from ..cleaning.pipeline import clean as clean_data
 
-    if is_chat_file(Path(data)):
-        raise InvalidInput(
-            f"{data} holds chats. Name the model to fine-tune on them: "
-            f"dross clean-chats {data} --model PATH_OR_NAME."
-        )
     is_function = model is not None and ":" in model
     project = clean_data(
         data,
@@ -132,6 +127,7 @@ def clean(
         columns=dict(map(_read_column_kind, column or [])),
         separator=separator,
         na=na or None,
+        sheet=sheet,
         features=features,
         backbone=backbone,
         model=None if is_function else model,
@@ -168,7 +164,7 @@ def _print_project(project: "Project", quiet: bool, as_json: bool) -> None:
 
 @command(app, examples=option.CHATS_EXAMPLES)
 def clean_chats(
-    data: Annotated[Path, Argument(help="A JSONL or Parquet file of chats.")],
+    data: Annotated[str, Argument(help="A JSONL or Parquet file of chats, or a URL of one.")],
     model: Annotated[
         str,
         Option(
@@ -382,7 +378,8 @@ def export(
     to: Annotated[
         Path,
         Argument(
-            help="The cleaned copy: a CSV, TSV, Parquet or JSONL file, or a folder for images."
+            help="The cleaned copy: a table in the format that its name ends with, or a folder for "
+            "images."
         ),
     ],
     remove: Annotated[

@@ -31,8 +31,8 @@ Data = Annotated[
     str,
     Argument(
         metavar="DATA",
-        help="A CSV, TSV or Parquet file, a folder of images with one folder per class, "
-        "or module:function.",
+        help="A table (CSV, TSV, Excel, JSON Lines, Parquet, Feather; a file or a URL), a folder of "
+        "images with one folder per class, or module:function.",
     ),
 ]
 Label = Annotated[
@@ -104,6 +104,14 @@ Missing = Annotated[
         metavar="TEXT",
         help="A cell to treat as missing, instead of ?, NA, N/A, nan, null, None and -. Empty "
         "cells are always missing. May be repeated.",
+        rich_help_panel=_INPUT,
+    ),
+]
+Sheet = Annotated[
+    str | None,
+    Option(
+        metavar="NAME",
+        help="The sheet of an Excel workbook. Default: the first.",
         rich_help_panel=_INPUT,
     ),
 ]

@@ -18,7 +18,7 @@ from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.job import Say
 from ..cleaning.judge import QUICK_SEEDS
 from ..cleaning.modality import PARTS, Frame
-from ..cleaning.pipeline import absolute, write_parts, write_tables
+from ..cleaning.pipeline import absolute, default_folder, write_parts, write_tables
 from ..cleaning.plans import KEEP, REMOVE, Recommendation
 from ..cleaning.project import (
     DIGESTED,
@@ -149,7 +149,7 @@ def clean_chats(
         test=None if test is None else absolute(test),
         seed=seed,
     )
-    folder = Path(out) if out is not None else Path("runs") / (Path(data).stem or "chats")
+    folder = Path(out) if out is not None else default_folder(data)
     here = choose_device(device)
     say = say or (lambda _: None)
     files = digest_inputs(request)  # before they are read: what changes later is noticed

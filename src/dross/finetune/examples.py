@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas
 from ..cleaning.chats import Chat, ChatOptions, read_chats
 from ..cleaning.checked_labels import group_copies
 from ..cleaning.duplicates import Copies, CopyCounts, count_copies, find_copies, no_copies
+from ..cleaning.files import find_place
 from ..cleaning.inputs import Request
 from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
 from ..cleaning.text import TEXT, TextEncoder
@@ -100,7 +100,7 @@ def open_examples(
     for part, path in paths.items():
         if path is not None:
             read, about = read_chats(
-                Path(path),
+                find_place(path),
                 prompt=options.prompt,
                 response=options.response,
                 source=options.source,
