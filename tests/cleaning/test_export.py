@@ -91,7 +91,9 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
         with pytest.raises(InvalidInput, match="no change is recommended"):
             dross.export("runs/people", "other.csv")
     with pytest.raises(InvalidInput, match="end its name with"):
-        dross.export("runs/people", "other.xlsx", remove=5)
+        dross.export("runs/people", "other.xls", remove=5)
+    with pytest.raises(InvalidInput, match=r"Such as other\.csv\."):
+        dross.export("runs/people", "other", remove=5)
     with pytest.raises(InvalidInput, match="Nothing has been removed"):
         dross.judge("runs/people", decisions=True)
     with pytest.raises(InvalidInput, match="between 1 and"):

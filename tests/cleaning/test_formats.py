@@ -150,7 +150,7 @@ def test_nested_values_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match=r"line 2: 'x' holds a list.*Leave 'x' out"):
         prepare(Request(str(path), "kind"))
     path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    with pytest.raises(InvalidInput, match="For chats: dross clean-chats"):
+    with pytest.raises(InvalidInput, match="If these are chats: dross clean-chats"):
         prepare(Request(str(path), None))
 
 

@@ -41,7 +41,7 @@ def run(monkeypatch, capsys):
 ROWS = {
     "not json": ('{"prompt": "a"\n', "line 1 is not JSON"),
     "a list": ("[1, 2]\n", "line 1 is not a JSON object"),
-    "nothing": ("\n\n", "has no rows"),
+    "nothing": ("\n\n", "is empty"),
     "no response": (
         '{"question": "a", "text": "b"}\n',
         r"none looks like the responses.* `prompt` and `response`",
@@ -105,7 +105,7 @@ def test_no_model_no_tokenizer_no_template(run, tmp_path):
     assert code == 1 and "has no tokenizer" in said and "save_pretrained" in said
     base = save_model(tmp_path / "base", template=None)
     code, said = run("clean-chats", chats, "--model", base)
-    assert code == 1 and "has no chat template" in said and "pass `template`" in said
+    assert code == 1 and "has no chat template" in said and "pass --template" in said
     assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
     with pytest.raises(InvalidInput, match=r"cannot be read: .*It is a file, or 'plain'"):
         load(ChatOptions(str(base), template=str(tmp_path / "none.jinja")))
@@ -221,14 +221,14 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
         InvalidInput, match=r"about 2\.0 hours without a GPU.*pass `force=True`"
     ) as refused:
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
-    for way in ("18 of the 36 examples", "`lora` of 8 and `last_layers` of 2"):
+    for way in ("18 of the 36 examples", "`lora=8` and `last_layers=2`"):
         assert way in str(refused.value)
     check_affordable(slow, None, force=True)  # type: ignore[arg-type]
 
 
 def test_dross_clean_names_the_command_for_chats(run, made):
     _, chats, _ = made
-    code, said = run("clean", chats, "--label", "y")
+    code, said = run("clean", chats)
     assert code == 1 and "dross clean-chats" in said and "--model PATH_OR_NAME" in said
 
 

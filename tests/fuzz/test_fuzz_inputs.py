@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleaning.formats import FORMATS, Reading, copy_table
+from dross.cleaning.csv_text import decode_text, guess_separator
+from dross.cleaning.formats import FORMATS, Reading, copy_table, find_format, open_table
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import PreparedData, RowEdits, data_digest
 from dross.errors import DrossError
@@ -91,7 +92,7 @@ def copy_or_refuse(path, request: Request, prepared: PreparedData | None, random
     labels = ["1"] if prepared is None else [str(label) for label in prepared.source.labels]
     removed, changed = random_.choice(rows), random_.choice(rows)
     edits = RowEdits({removed}, {changed: random_.choice(labels)})
-    for suffix in FORMATS:
+    for suffix in (".csv", ".tsv", ".parquet", ".feather", ".jsonl", ".xlsx"):
         try:
             raw, count = copy_table(
                 path.read_bytes(), path, suffix, request.label or "", edits, request.reading
@@ -102,8 +103,28 @@ def copy_or_refuse(path, request: Request, prepared: PreparedData | None, random
         if suffix == ".csv" and count > 0:
             copy = path.with_name("copy.csv")
             copy.write_bytes(raw)
-            again = copy_table(raw, copy, ".csv", request.label or "", RowEdits(), Reading(","))
+            reading = Reading(separator_of(path, request.reading))
+            again = copy_table(raw, copy, ".csv", request.label or "", RowEdits(), reading)
             assert again == (raw, count), "a copy of a copy differs"
+            if find_format(path) is FORMATS[suffix]:
+                check_rows(path, raw, edits, reading)
+
+
+def separator_of(path, reading: Reading) -> str:
+    """What separates cells in a copy of a file that is named .csv."""
+    if find_format(path) is not FORMATS[".csv"]:
+        return ","
+    _, raw = open_table(path.read_bytes(), path)
+    return reading.separator or guess_separator(decode_text(raw, path.name)[0])
+
+
+def check_rows(path, copy: bytes, edits: RowEdits, reading: Reading) -> None:
+    """All rows but the removed one are in the copy, and one cell differs at most."""
+    form, raw = open_table(path.read_bytes(), path)
+    before, _ = form.read(raw, path, reading)
+    after, _ = form.read(copy, path, reading)
+    kept = before[~before.index.isin(list(edits.removed))].to_numpy()
+    assert kept.shape == after.shape and (kept != after.to_numpy()).sum() <= 1, "other rows changed"
 
 
 def random_request(path, random_: random.Random) -> Request:

@@ -108,6 +108,14 @@ class _Columns:
     source: str | None
 
 
+def suggest_chats(path: Place, names: list[str]) -> str:
+    """What to type if a table holds chats by the names of its columns; "" if it does not."""
+    pairs = set(_PROMPTS) & set(names) and set(_RESPONSES) & set(names)
+    if MESSAGES not in names and not pairs:
+        return ""
+    return f" If these are chats: dross clean-chats {path} --model PATH_OR_NAME."
+
+
 def read_chats(
     path: Place,
     *,

@@ -216,7 +216,7 @@ def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> A
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
     compare_digests(project, digest_inputs(request, without="data"))
-    suffix = split_suffix(suffix_of_copy(source))[0]
+    suffix = suffix_of_copy(source)
     raw, _ = _copy_file(project, request, edits, suffix)
     if project.modality is CHATS:
         return load_chats(raw, source)

@@ -344,7 +344,9 @@ def parse_json_lines(raw: bytes, path: Place | None) -> Iterator[tuple[int, dict
 
 def _explain_nested(path: Place, line: int, name: str, value: Any) -> str:
     what = "a list" if isinstance(value, list) else "an object"
-    chats = f" For chats: dross clean-chats {path} --model NAME." if name == "messages" else ""
+    chats = ""
+    if name == "messages":
+        chats = f" If these are chats: dross clean-chats {path} --model PATH_OR_NAME."
     return (
         f"{path}, line {line}: '{name}' holds {what}, but a table has one value per cell. Leave "
         f"'{name}' out, or give each of its values a column.{chats}"
@@ -598,8 +600,8 @@ def is_parquet(path: Place) -> bool:
 
 def suffix_of_copy(path: Place) -> str:
     """How the name of a copy ends that keeps as much of a file as possible."""
-    suffix, packing = split_suffix(path.name)
-    return (find_format(path).copied_as or (suffix if suffix in FORMATS else ".csv")) + packing
+    suffix = split_suffix(path.name)[0]
+    return find_format(path).copied_as or (suffix if suffix in FORMATS else ".csv")
 
 
 def open_table(raw: bytes, path: Place) -> tuple[TableFormat, bytes]:

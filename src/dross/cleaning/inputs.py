@@ -10,7 +10,7 @@ import torch
 from .._checks import check_file_name, check_whole
 from .._io import digest_bytes, digest_file
 from ..errors import InvalidInput
-from .chats import CHATS
+from .chats import CHATS, suggest_chats
 from .features import read_feature_file, standardize
 from .files import Place, Url, find_place, is_folder, is_url, read_bytes
 from .formats import Reading
@@ -180,7 +180,7 @@ def _ask_for_label(path: Place, reading: Reading) -> str:
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return (
         f"Which column is to be predicted? Pass its name as `label`. {path} has the columns "
-        f"{', '.join(names[:_NAMES_SHOWN])}{more}."
+        f"{', '.join(names[:_NAMES_SHOWN])}{more}.{suggest_chats(path, names)}"
     )
 
 
