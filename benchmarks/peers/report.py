@@ -260,7 +260,7 @@ def figure(models: list[Problem], rows: list[Row]) -> str:
     cells[0].invert_yaxis()
     chart.suptitle(
         "Agreement with real counterfactual runs of the mean validation loss: dot, one instance "
-        "left out; ring, a random tenth.\nGrey: cost for one query, in trainings.",
+        "left out; ring, a random tenth.\nGrey: cost for one query, in training runs.",
         fontsize=7,
     )
     return as_svg(chart)
