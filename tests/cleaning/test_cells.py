@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning.explain import Reasons, UnusualCells, format_cell, order_columns
+from dross.cleaning.explain import Reasons, UnusualCells, format_cell, order_columns, show_cell
 from dross.cleaning.modality import Column
 from dross.cleaning.report import _look
 
@@ -27,6 +27,23 @@ from dross.cleaning.report import _look
 )
 def test_whole_numbers_are_shown_as_whole_numbers(value, text):
     assert format_cell(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-3.182273632759677, "-3.1823"),
+        ("0.7744121926388899", "0.77441"),
+        ("1234567.8901234", "1234567.9"),
+        (1.2345678e-7, "1.2346e-07"),
+        ("1234.56", "1234.56"),  # as somebody wrote it
+        ("12345678901234567890", "12345678901234567890"),
+        ("1.0.00000000", "1.0.00000000"),
+        (None, None),
+    ],
+)
+def test_numbers_with_many_decimals_are_rounded_where_people_look(value, text):
+    assert show_cell(value) == text
 
 
 def test_columns_that_matter_come_first_then_unusual_ones():

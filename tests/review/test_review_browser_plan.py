@@ -38,17 +38,18 @@ def test_the_plan_is_first_and_one_key_takes_it_over_and_one_takes_it_back(brows
         assert not page.is_visible("#plan-doubt")
         page.click("[data-tab=harmful]")
         page.wait_for_selector("#plan-doubt:visible")  # it is about the order of harm
-        wait_until(page, "document.querySelector('#plan-thumb img').naturalWidth > 100")
         page.keyboard.press("t")
         wait_for_text(page, "plan-state", "Accepted: 10 instances decided")
         wait_until_saved(page)
         expected = dict.fromkeys(project.recommended.removed.tolist(), ("remove", None))
         expected |= {id: ("relabel", new) for id, new in project.recommended.relabelled.items()}
         assert decisions_on_disk(project) == expected
-        wait_for_text(page, "progress-text", "10 of the 10 suggested decided")
+        wait_for_text(
+            page, "progress-text", "10 decided (10 of 10 in the plan): 5 remove, 5 relabel"
+        )
         assert page.is_disabled("#take-plan")
         page.keyboard.press("u")
-        wait_for_text(page, "progress-text", "0 remove, 0 relabel")
+        wait_for_text(page, "progress-text", "0 decided (0 of 10 in the plan)")
         assert decisions_on_disk(project) == {} and page.is_enabled("#take-plan")
         page.click("#take-plan")
         wait_for_text(page, "plan-state", "Accepted: 10 instances decided")
@@ -78,9 +79,8 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         first = planned_ids(project)[0]
         wait_until(page, f"document.activeElement.dataset.id === '{first}'")
         row = project.table.loc[first]
-        words = f"relabel to {row['prediction']}" if row["action"] == "relabel" else "remove"
         item = page.locator(f".item[data-id='{first}']")
-        assert item.locator(".decision").text_content() == f"recommended: {words}"
+        assert item.locator(".decision").text_content() == f"plan: {row['action']}"
         if kind != "images":
             assert f"{100 * row['confidence']:.0f}\u00a0%" in item.text_content()
         page.keyboard.press("k")
@@ -97,11 +97,11 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
 def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
     project = make_planned(tmp_path)
     with serve_in_thread(project) as server, visit(browser, server) as page:
-        page.click("#plan-thumb")
+        page.click("#open-plans")
         wait_until(page, "document.querySelector('.plans-figure').naturalWidth > 100")
         table = page.text_content("#plans-body table")
         assert "wrong-50 (recommended)" in table and "-1.1 points (-1.4 to -0.8)" in table
-        assert "remove 10" in table and "+0.40 points (+0.10 to +0.70)" in table
+        assert "remove 10" in table and "+0.4 points (+0.1 to +0.7)" in table
         assert "plain log loss" in table and "remove the other rows above 90 % wrong" in table
         page.keyboard.press("Escape")
         page.click("#plan summary")

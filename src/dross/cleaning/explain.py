@@ -22,6 +22,7 @@ from .task import CLASSIFICATION, REGRESSION, parse_finite
 from .text import TextEncoder
 from .training import Recipe
 
+_LONG = re.compile(r"[+-]?\d+\.\d{5,}(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d{1,15}\.0", re.ASCII)
 _RARE_SHARE = 0.01
 _FAR = 3  # deviations
@@ -43,6 +44,15 @@ def format_cell(value: Any) -> str | None:
         return None
     text = str(value)
     return text[:-2] if _WHOLE.fullmatch(text) else text
+
+
+def show_cell(value: Any) -> str | None:
+    """Return a cell as `format_cell` does; a number with many decimals is rounded for people."""
+    text = format_cell(value)
+    if text is None or not _LONG.fullmatch(text):
+        return text
+    number = float(text)
+    return f"{number:.1f}" if abs(number) >= 10_000 else f"{number:.5g}"
 
 
 def order_columns(

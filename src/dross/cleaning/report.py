@@ -16,7 +16,7 @@ from .._figures import plot_agreement
 from .._io import write_bytes
 from .._text import render, safe
 from .duplicates import Copies, describe_copies, describe_group, describe_natural, name_place
-from .explain import Reasons, format_cell, order_columns
+from .explain import Reasons, format_cell, order_columns, show_cell
 from .findings import describe_change, describe_checks, list_findings
 from .label_noise import LIKELY
 from .measures import tabulate_verdict
@@ -180,7 +180,7 @@ def _look(content: Any, image: bytes | None, why: Reasons) -> dict[str, Any]:
         look["cells"] = [
             {
                 "name": name,
-                "value": format_cell(content[name]),
+                "value": show_cell(content[name]),
                 "unusual": why.unusual.get(name, ""),
             }
             for name in order_columns(content.index, why.columns, why.unusual)[:_CELLS_PER_CARD]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
-from ..cleaning.explain import Reasons, UnusualCells, format_cell
+from ..cleaning.explain import Reasons, UnusualCells, show_cell
 from ..cleaning.images import load_image
 from ..cleaning.inputs import image_root
 from ..cleaning.modality import Frame
@@ -117,7 +117,7 @@ class Listing:
         sample = content.iloc[:: max(1, len(content) // _SAMPLED_ROWS)]
         columns = []
         for name in content.columns[:_MAX_COLUMNS]:
-            cells = [format_cell(value) or "missing" for value in sample[name]]
+            cells = [show_cell(value) or "missing" for value in sample[name]]
             width = max(3, len(str(name)), *map(len, cells))
             columns.append({"name": str(name), "width": min(width, _MAX_COLUMN_WIDTH)})
         return columns
@@ -182,7 +182,7 @@ class Listing:
         if self.layout == "images":
             return {}
         row = content.to_dict()
-        cells = [format_cell(value) for value in list(row.values())[:_MAX_COLUMNS]]
+        cells = [show_cell(value) for value in list(row.values())[:_MAX_COLUMNS]]
         return {"cells": cells, "unusual": self.unusual(row, why)}
 
     def unusual(self, content: Mapping[Any, Any], why: Reasons) -> dict[str, str]:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ..cleaning.duplicates import describe_group, name_likeness
-from ..cleaning.explain import Hurt, Reasons, format_cell, order_columns
+from ..cleaning.explain import Hurt, Reasons, format_cell, order_columns, show_cell
 from ..cleaning.findings import describe_amount, describe_change
 from ..cleaning.plans import KEEP, RELABEL
 from ..cleaning.project_info import ProjectInfo
@@ -163,7 +163,7 @@ def full_content(listing: Listing, content: Any, why: Reasons) -> dict[str, Any]
     weights = dict(why.columns)
     return {
         "fields": [
-            [name, format_cell(content[name]), unusual.get(name), weights.get(name)]
+            [name, show_cell(content[name]), unusual.get(name), weights.get(name)]
             for name in order_columns(content.index, why.columns, unusual)
         ]
     }
@@ -216,6 +216,6 @@ def _brief(listing: Listing, content: Any) -> str:
     cells = [
         f"{name} {cell}"
         for name, value in content.items()
-        if name not in (" source", " label") and (cell := format_cell(value)) is not None
+        if name not in (" source", " label") and (cell := show_cell(value)) is not None
     ]
     return ", ".join(cells)[: 2 * _MAX_SUMMARY]

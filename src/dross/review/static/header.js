@@ -28,9 +28,11 @@ function draw() {
   const bar = byId("progress");
   bar.max = suggested || wanted || project.counts.train;
   bar.value = suggested ? done : wanted ? checkedOfThem : keep + remove + relabel;
-  const first = suggested ? `${done} of the ${count(suggested, "suggested", "suggested")} decided` : `${keep + remove + relabel} decided`;
+  const decided = keep + remove + relabel;
+  const ofPlan = suggested ? ` (${done} of ${suggested.toLocaleString("en")} in the plan)` : "";
+  const actions = decided ? `: ${remove} remove, ${relabel} relabel, ${keep} keep` : "";
   const ofChecks = wanted ? ` · ${checkedOfThem} of ${wanted} labels checked` : checked ? ` · ${count(checked, "label")} checked` : "";
-  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep` + ofChecks;
+  byId("progress-text").textContent = `${decided.toLocaleString("en")} decided${ofPlan}${actions}${ofChecks}`;
   byId("undo").disabled = !standing.undoable && !waitingCount();
   byId("redo").disabled = !standing.redoable;
   const text = standing.warnings.join("\n");

@@ -7,13 +7,17 @@ import { decisionOf, partOf, project } from "./state.js";
 import { tokenSpans } from "./tokens.js";
 import { adviceWord, decisionWord, percent, signed } from "./words.js";
 
-/** Heights in rem; narrow: below 45 rem of width. */
+/** How each kind of data is listed. width: in rem; narrow: below 45 rem of it. */
 export const SHAPES = {
-  images: { role: "listbox", height: () => 16, across: (width) => Math.max(1, Math.floor(width / 10.2)) },
-  text: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
-  chats: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
-  table: { role: "grid", height: (narrow) => (narrow ? 8.2 : 2.7), across: () => 1 },
+  images: { role: "listbox", across: (width, narrow) => Math.max(1, Math.floor(width / (narrow && project.classes.every((name) => name.length <= SHORT) ? 7.9 : 10.2))) },
+  text: { role: "listbox", across: () => 1 },
+  chats: { role: "listbox", across: () => 1 },
+  table: { role: "grid", across: () => 1 },
 };
+const LONGEST = 80; // letters of a class in the list; the panel has all of them
+const SHORT = 12; // letters of a class for which a narrow tile is wide enough
+const SAMPLED = 3; // of the longest classes, to measure with
+const nameWidths = { label: 8, prediction: 11 }; // of the columns, in rem
 
 export function buildItem(item) {
   return { images: tile, text: passage, chats: chat, table: row }[project.layout](item);
@@ -29,9 +33,45 @@ export function updateDecision(element, id, item) {
   badge.title = printable(words);
 }
 
+/** Items with the longest names there are: no row has to be taller. */
+function samples() {
+  const names = project.layout === "chats" ? [""] : project.classes.length ? [...project.classes].sort((a, b) => b.length - a.length).slice(0, SAMPLED) : ["-1234567.89"];
+  const passage = "word ".repeat(200);
+  return names.map((name) => ({
+    id: -1, place: 0, source: "row 12345", label: name, prediction: name && `${name} `, probability: 1, effect: -0.0001, action: "relabel", confidence: 1, wrong: 1,
+    copy: null, cells: [], unusual: {}, text: passage, words: [], origin: "", tokens: [[passage, null]],
+  }));
+}
+
+/** The height in pixels that every row needs, at the width that the canvas has; across: how many items are in a row. */
+export function measureItems(canvas, across, rem) {
+  const wide = project.layout === "table" && !canvas.closest(".narrow");
+  const shown = samples().map((item) => {
+    const element = h("div", { class: "item sample", "aria-hidden": "true" }, buildItem(item));
+    element.style.width = `${100 / across}%`;
+    updateDecision(element, item.id, item);
+    canvas.append(element);
+    return element;
+  });
+  if (wide) {
+    const natural = (place) => Math.max(...shown.map((element) => element.children[place].scrollWidth));
+    for (const element of shown) element.style.gridTemplateColumns = "max-content ".repeat(5);
+    for (const element of shown) for (const cell of element.querySelectorAll(".chip")) cell.style.whiteSpace = "nowrap";
+    nameWidths.label = Math.min(12.5, Math.max(5.5, natural(1) / rem + 0.3));
+    nameWidths.prediction = Math.min(15.5, Math.max(8, natural(2) / rem + 0.3));
+    for (const element of shown) {
+      element.style.gridTemplateColumns = columnWidths().join(" ");
+      for (const cell of element.querySelectorAll(".chip")) cell.style.whiteSpace = "";
+    }
+  }
+  const height = Math.max(...shown.map((element) => element.offsetHeight));
+  for (const element of shown) element.remove();
+  return Math.max(height, wide ? 2.6 * rem : 0);
+}
+
 /** Wide tables: the same widths for the head and for every row. */
 export function columnWidths() {
-  return ["14.5rem", "8rem", "11.5rem", "8.2rem", "5.5rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
+  return ["8.5rem", `${nameWidths.label}rem`, `${nameWidths.prediction}rem`, "8.2rem", "4.8rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
 }
 
 export function tableHead() {
@@ -39,7 +79,6 @@ export function tableHead() {
   const names = ["Decision", "Label", "Predicted", [effect, "Wrong"], ["Sure", ""], ...project.columns.map((column) => column.name)];
   const either = ([train, check]) => [h("span", { "data-of": "train" }, train), h("span", { "data-of": "validation" }, check)];
   const head = h("div", { class: "head row", role: "row", "aria-rowindex": 1 }, names.map((name) => h("span", { role: "columnheader" }, Array.isArray(name) ? either(name) : data(name))));
-  head.style.gridTemplateColumns = columnWidths().join(" ");
   return head;
 }
 
@@ -53,19 +92,24 @@ const effect = (item) => h("span", { class: "effect", title: meaning(item) }, ef
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
-const says = (item) => (item.prediction === "" ? "" : differs(item) ? "≠ " : "= "); // "": no model was asked
-const saysClass = (item) => "chip" + (says(item) && differs(item) ? " differs" : "");
-const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);
+const predictionClass = (item) => "chip" + (item.prediction && differs(item) ? " differs" : "");
+const sure = (item) => (item.probability === null ? "" : ` ·\u00a0${percent(item.probability)}`);
+
+/** A class as the list shows it: whole, unless its name is absurdly long. */
+function className(name) {
+  const letters = [...name];
+  return data(letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : name);
+}
 
 function chips(item) {
   return h("span", { class: "chips" },
-    h("span", { class: "chip", title: item.label }, copyMark(item), h("span", { class: "what" }, "label "), data(item.label)),
-    says(item) ? h("span", { class: saysClass(item), title: item.prediction + sure(item) }, h("span", { class: "what" }, "models ", says(item)), data(item.prediction), sure(item)) : null);
+    h("span", { class: "chip", title: item.label }, copyMark(item), h("span", { class: "what" }, "label "), className(item.label)),
+    item.prediction ? h("span", { class: predictionClass(item), title: item.prediction + sure(item) }, h("span", { class: "what" }, "predicted "), className(item.prediction), sure(item)) : null); // "": no model was asked
 }
 
 function tile(item) {
   const image = h("img", { src: thumbnail(item.image_part ?? "train", item.place ?? item.id), alt: `Image ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
-  return [image, decision(), chips(item), h("span", { class: "effect", title: meaning(item) }, effectWord(item))];
+  return [image, chips(item), h("span", { class: "line" }, decision(), h("span", { class: "effect", title: meaning(item) }, effectWord(item)))];
 }
 
 function passage(item) {
@@ -83,8 +127,8 @@ function row(item) {
   const cell = (children, name, extra = {}) => h("span", { role: "gridcell", "data-name": name, ...extra }, children);
   const lead = [
     h("span", { role: "gridcell", class: "decision" }),
-    cell([copyMark(item), data(item.label)], "label", { class: "chip", title: item.label }),
-    cell([says(item), data(item.prediction), sure(item)], "models", { class: saysClass(item), title: item.prediction + sure(item) }),
+    cell([copyMark(item), className(item.label)], "label", { class: "chip", title: item.label }),
+    cell([className(item.prediction), sure(item)], "predicted", { class: predictionClass(item), title: item.prediction + sure(item) }),
     cell(effectWord(item, null), "effect", { class: "effect", title: meaning(item) }),
     cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
   ];

@@ -5,7 +5,7 @@
 
 import { get } from "./api.js";
 import { byId, h, show } from "./dom.js";
-import { SHAPES, buildItem, columnWidths, tableHead, updateDecision } from "./items.js";
+import { SHAPES, buildItem, columnWidths, measureItems, tableHead, updateDecision } from "./items.js";
 import { decisionOf, on, project, tell } from "./state.js";
 
 const PAGE = 100;
@@ -13,6 +13,8 @@ const BEYOND = 500; // pixels kept ready above and below
 const MOST_ITEMS = 6000; // kept in memory
 const TOO_FAST = 250; // pixels a frame: nobody can read it, and rows are filled in when the list slows down
 const FLUNG = 3; // such frames in a row; a single one is a jump
+
+const FEWEST_ROWS = 4; // in sight; below that a passage has fewer lines
 
 const scroller = byId("list");
 const holder = byId("items");
@@ -27,7 +29,9 @@ let generation = 0;
 let fastFrames = 0;
 let lastTop = 0;
 let resting;
-let canvas, shape, rem, rowHeight, across, headHeight, narrow;
+let measured = ""; // the size at which the rows were measured
+let canvas, shape, rowHeight, across, narrow;
+let headHeight = 0;
 
 export const selectedId = () => ids[selected] ?? null;
 export const selectedPlace = () => selected;
@@ -124,17 +128,35 @@ function prepare() {
 }
 
 function measure() {
-  rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  const size = `${scroller.clientWidth} ${scroller.clientHeight} ${getComputedStyle(document.documentElement).fontSize}`;
+  if (size !== measured) {
+    measured = size;
+    fit();
+  }
+  canvas.style.height = `${Math.ceil(ids.length / across) * rowHeight}px`;
+}
+
+/** The shape of the rows at this width. */
+function fit() {
+  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const width = scroller.clientWidth / rem;
   narrow = width < 45;
   holder.classList.toggle("narrow", narrow);
-  across = shape.across(width);
-  rowHeight = Math.round(shape.height(narrow) * rem);
-  headHeight = holder.querySelector(".head-group")?.offsetHeight ?? 0;
-  canvas.style.height = `${Math.ceil(ids.length / across) * rowHeight}px`;
+  across = shape.across(width, narrow);
+  canvas.style.minWidth = "";
+  canvas.classList.remove("dense");
+  rowHeight = Math.ceil(measureItems(canvas, across, rem));
+  if (!narrow && FEWEST_ROWS * rowHeight > scroller.clientHeight) {
+    canvas.classList.add("dense");
+    rowHeight = Math.ceil(measureItems(canvas, across, rem));
+  }
   canvas.style.setProperty("--row", `${rowHeight}px`);
-  const wide = shape.role === "grid" && !narrow;
-  canvas.style.minWidth = wide ? `calc(${columnWidths().join(" + ")})` : "";
+  if (shape.role !== "grid") return;
+  const widths = columnWidths();
+  if (!narrow) canvas.style.minWidth = `calc(${widths.join(" + ")})`;
+  const head = holder.querySelector(".head-group");
+  head.firstElementChild.style.gridTemplateColumns = widths.join(" ");
+  headHeight = head.offsetHeight;
 }
 
 const visibleRows = () => Math.ceil((scroller.clientHeight - headHeight) / rowHeight);

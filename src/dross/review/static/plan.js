@@ -26,10 +26,8 @@ export function start(look, check) {
   button.addEventListener("click", take);
   byId("look-plan").addEventListener("click", look);
   byId("check-labels").addEventListener("click", check);
-  for (const id of ["open-plans", "plan-thumb"]) byId(id).addEventListener("click", open);
+  byId("open-plans").addEventListener("click", open);
   byId("open-plans").hidden = !plan.figure && !plan.others.length;
-  byId("plan-thumb").hidden = !plan.figure;
-  if (plan.figure) byId("plan-thumb").append(h("img", { src: plan.figure, alt: "How each plan changes the error and the log loss; show it larger" }));
   box.open = !small.matches && setting("plan") !== "closed";
   box.addEventListener("toggle", () => small.matches || set("plan", box.open ? "" : "closed"));
   on("standing", draw);

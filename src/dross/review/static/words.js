@@ -13,8 +13,7 @@ export const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${
 
 /** What the recommended plan does with an instance that nobody has decided about. */
 export function adviceWord(item) {
-  if (item.action === "relabel") return `recommended: relabel to ${item.prediction}`;
-  return item.action === "remove" ? "recommended: remove" : "–";
+  return item.action === "keep" ? "–" : `plan: ${item.action}`; // the label is beside it
 }
 
 /** A decision as a word: what is in the list and what is said aloud. part: whose instance it is about. */
