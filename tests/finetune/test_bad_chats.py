@@ -13,7 +13,8 @@ from transformers.activations import ACT2FN
 
 import dross
 from dross import finetune
-from dross.cleaning.chats import read_chats
+from dross.cleaning.chats import copy_chats, read_chats
+from dross.cleaning.modality import RowEdits
 from dross.cli.app import main
 from dross.errors import InvalidInput, NotSupported
 from dross.finetune.clean import Cost, check_affordable
@@ -55,6 +56,15 @@ ROWS = {
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
         "fine-tunes on text alone",
     ),
+    "half a letter": (
+        '{"prompt": "a\\ud83d", "response": "b"}\n',
+        r"line 1: '\\ud83d' is half of a",
+    ),
+    "half a letter of the source": (
+        '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "b", "source": "\\ude00"}\n',
+        "line 2: .* is half of a letter",
+    ),
+    "several lines for an object": ('{\n"prompt": "a"\n}', "must be a JSON object of its own"),
     "no content": ('{"messages": [{"role": "user"}]}\n', "missing required field `content`"),
 }
 
@@ -66,6 +76,23 @@ def test_rows_that_are_no_chats(tmp_path, name):
     path.write_text(text)
     with pytest.raises(InvalidInput, match=said):
         read_chats(path)
+
+
+def test_chats_in_utf_16(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n', encoding="utf-16")
+    with pytest.raises(InvalidInput, match=r"is in UTF-16\. Save it as UTF-8"):
+        read_chats(path)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_copied(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    line = b'{"prompt": "a", "response": "b"}\r\n'
+    path.write_bytes(b"\xef\xbb\xbf" + 3 * line)
+    chats, _ = read_chats(path)
+    assert [chat.response for chat in chats] == ["b"] * 3
+    copy = copy_chats(path.read_bytes(), path, RowEdits({2}, {}))
+    assert copy == (b"\xef\xbb\xbf" + 2 * line, 2)
 
 
 def test_columns_are_guessed_named_and_missing(tmp_path):
