@@ -46,7 +46,21 @@ def check_folder(value: Any, what: str) -> str | os.PathLike:
     if not os.fspath(value) or "\0" in os.fspath(value):
         raise InvalidInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
     check_file_name(os.fspath(value))
+    check_reachable(value)
     return value
+
+
+def check_reachable(path: str | os.PathLike) -> None:
+    """Refuse a path that leads through a folder, or to one, that may not be entered.
+
+    Such a path looks like one where nothing is.
+    """
+    try:
+        os.stat(os.path.join(path, "."))
+    except PermissionError as error:
+        raise InvalidInput(f"{os.fspath(path)} cannot be reached: {error.strerror}.") from None
+    except OSError:  # nothing is there, or a file
+        pass
 
 
 def check_file_name(name: str) -> None:

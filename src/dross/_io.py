@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -214,6 +215,20 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync_folder(path.parent)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards; raises DrossError where none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="dross-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise DrossError(
+            f"A temporary folder cannot be made: {error.strerror or error}. Let TMPDIR name a "
+            "folder that can be written."
+        ) from error
+    with folder as place:
+        yield Path(place)
 
 
 def write_bytes(path: Path, raw: bytes, *, sync: bool = True) -> None:

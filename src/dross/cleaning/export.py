@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._checks import check_file_name
+from .._checks import check_file_name, check_reachable
 from .._io import delete_stale, digest_bytes, hold_lock, make_folder, staged_file, sync_folder
 from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
@@ -85,6 +85,7 @@ def export(
     """
     project = Project.open(folder)
     check_file_name(os.fspath(to))
+    check_reachable(to)
     to = Path(to)
     request = project.request
     if request.is_code:

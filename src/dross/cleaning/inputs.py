@@ -246,7 +246,7 @@ def input_paths(request: Request) -> dict[str, Path]:
         paths |= {f"{name} pixels": pixels_of(path) for name, path in paths.items()}
     if request.features is not None:
         paths["features"] = Path(request.features)
-    return {name: path for name, path in paths.items() if path.exists()}
+    return {name: path for name, path in paths.items() if os.path.exists(path)}
 
 
 def _name_inputs(request: Request) -> dict[str, str]:
@@ -307,7 +307,7 @@ def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    if one.exists() and other.exists():
+    if os.path.exists(one) and os.path.exists(other):
         return one.samefile(other)
     return one.resolve() == other.resolve()
 

@@ -3,16 +3,16 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas
 
-from .._checks import check_folder
+from .._checks import check_folder, check_reachable
 from .._figures import encode_png
-from .._io import digest_file, sync_folder, write_bytes, write_json
+from .._io import digest_file, sync_folder, temporary_folder, write_bytes, write_json
 from .._progress import Overall, overall_progress, report
 from .._text import disarm_cell
 from .._version import __version__
@@ -181,12 +181,12 @@ def clean(
     where = choose_device(device)
     say = say or (lambda _: None)
     # for data from Python's memory, until the project's folder keeps them
-    with TemporaryDirectory(prefix="dross-") as place:
+    with temporary_folder() if is_in_memory(data) else nullcontext(folder) as place:
         if is_in_memory(data):
-            request = _request_memory(data, label, parts, reading, Path(place))
+            request = _request_memory(data, label, parts, reading, place)
         else:
             request = _request_files(data, label, parts, reading)
-        located = request.located(Path(place))
+        located = request.located(place)
         files = digest_inputs(located)  # before they are read: what changes later is noticed
         prepared = prepare(located)
         _describe_data(prepared, say)
@@ -212,7 +212,7 @@ def clean(
         say(_describe_labels(job))
         with claimed_folder(folder, info, overwrite) as finished:
             if request.memory is not None:
-                keep_files(Path(place), folder)
+                keep_files(place, folder)
             checked = read_checked(folder, prepared)
             outdated = discard_outdated_results(folder, checked)
             if finished is not None and not outdated:
@@ -263,10 +263,14 @@ def absolute(path: str | os.PathLike) -> str:
     """An absolute path, as a project may be opened from elsewhere; other names stay as they are.
 
     Raises:
-        InvalidInput: it leads to a pipe or the like, which cannot be read more than once.
+        InvalidInput: it leads to a pipe or the like, which cannot be read more than once, or may
+            not be reached.
     """
     place = find_place(path)
-    if not isinstance(place, Path) or not os.path.exists(place):
+    if not isinstance(place, Path):
+        return str(path)
+    check_reachable(place)
+    if not os.path.exists(place):
         return str(path)
     if not os.path.isfile(place) and not os.path.isdir(place):
         raise InvalidInput(

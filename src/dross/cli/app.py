@@ -79,6 +79,11 @@ def _run_command() -> str | int | None:
             raise
         _print_error(str(error))
         return 1
+    except OSError as error:  # of the machine, not of dross
+        if "--debug" in sys.argv:
+            raise
+        _print_error(f"{error.filename or 'The command failed'}: {error.strerror or error}.")
+        return 1
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             return ended.code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from .._checks import check_folder
 from ..errors import InvalidInput
 from . import options as option
 from .app import app, command
@@ -434,7 +435,7 @@ def info(
     from ..tape.reader import Tape, summarize_tape
     from ..tape.storage import is_url
 
-    folder = Path(tape)
+    folder = Path(check_folder(tape, "The place of a tape"))
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:

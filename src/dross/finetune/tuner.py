@@ -5,7 +5,6 @@ is what is learned, not how long.
 """
 
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
+from .._io import temporary_folder
 from .._progress import Advance
 from ..cleaning.chats import ChatOptions
 from ..data.seeds import mix_seeds
@@ -89,9 +89,9 @@ class Tuner:
     ) -> Iterator[Any]:
         """Fine-tune; with a tape, the trainer answers about its run inside the block."""
         self.reset(seed)
-        with self._threads(), tempfile.TemporaryDirectory(prefix="dross-") as place:
+        with self._threads(), temporary_folder() as place:
             arguments = {
-                "args": self._arguments(place, seed, steps),
+                "args": self._arguments(str(place), seed, steps),
                 "train_dataset": [self.examples[k] for k in ids],
                 "data_collator": self.collate,
             }

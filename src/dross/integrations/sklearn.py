@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -30,6 +29,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
 from .._checks import check_name
+from .._io import temporary_folder
 from ..cleaning.edits import choose_edits
 from ..cleaning.judge import judge
 from ..cleaning.modality import MIN_INSTANCES
@@ -390,8 +390,8 @@ def _project_folder(out: str | os.PathLike | None) -> Iterator[Path]:
     if out is not None:
         yield Path(out)
         return
-    with TemporaryDirectory(prefix="dross-") as place:
-        yield Path(place) / "project"
+    with temporary_folder() as place:
+        yield place / "project"
 
 
 def _in_rows(project: Project, edits: Edits) -> tuple[np.ndarray, dict[int, str]]:

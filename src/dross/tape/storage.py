@@ -11,11 +11,12 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 from .._checks import check_folder
 from .._io import read_file, write_bytes
-from ..errors import InvalidInput
+from ..errors import DrossError, InvalidInput
 
 _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
 
@@ -80,11 +81,12 @@ class Bucket(Storage):
         """Keep a file here, where there is room for it."""
         if name in self.cached or sum(self.cached.values()) + len(raw) > _MAX_CACHED_BYTES:
             return
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="dross-tape-"))
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        write_bytes(self.folder / name, raw)
-        self.cached[name] = len(raw)
+        with suppress(OSError, DrossError):  # no room here either: it is fetched again
+            if self.folder is None:
+                self.folder = Path(tempfile.mkdtemp(prefix="dross-tape-"))
+                weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            write_bytes(self.folder / name, raw)
+            self.cached[name] = len(raw)
 
 
 def is_url(where: str | os.PathLike) -> bool:

@@ -491,10 +491,13 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
                 "with resume=True, replace it with overwrite=True, or choose another folder."
             )
         read_manifest(folder)  # never clear a folder that is not a tape
-        (folder / MANIFEST).unlink()
-        for file in folder.iterdir():
-            if _OF_A_TAPE.fullmatch(file.name):
-                file.unlink()
+        try:
+            (folder / MANIFEST).unlink()
+            for file in folder.iterdir():
+                if _OF_A_TAPE.fullmatch(file.name):
+                    file.unlink()
+        except OSError as error:
+            raise DrossError(f"{folder} cannot be emptied: {error.strerror}.") from error
     elif folder.exists() and not _holds_only_remains(folder):
         raise InvalidInput(f"{folder} exists and is not a tape. Choose another folder.")
     try:
