@@ -64,7 +64,6 @@ ROWS = {
         '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "b", "source": "\\ude00"}\n',
         "line 2: .* is half of a letter",
     ),
-    "several lines for an object": ('{\n"prompt": "a"\n}', "must be a JSON object of its own"),
     "no content": ('{"messages": [{"role": "user"}]}\n', "missing required field `content`"),
 }
 

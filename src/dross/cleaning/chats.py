@@ -209,16 +209,7 @@ def _read_row(
             prompt[-1] = prompt[-1] | {"content": f"{prompt[-1]['content']}\n\n{more}"}
         messages = prompt + _as_messages(row.get(str(columns.response)), where, "assistant")
     origin = row.get(columns.source) if columns.source else None
-    chat = Chat(number, word, tuple(messages), "" if origin is None else str(origin))
-    for text in (chat.text, chat.origin):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(
-                f"{where}: {text[error.start]!a} is half of a letter, such as of an emoji that was "
-                "cut in two. Remove it, or write the letter as a whole."
-            ) from None
-    return chat
+    return Chat(number, word, tuple(messages), "" if origin is None else str(origin))
 
 
 class _Message(msgspec.Struct):

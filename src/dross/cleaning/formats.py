@@ -1,5 +1,6 @@
 """The formats of tables: reading a file, writing one, and copying one with edits."""
 
+import codecs
 import io
 import json
 import math
@@ -328,6 +329,8 @@ _MARK = b"\xef\xbb\xbf"  # some programs begin a file in UTF-8 with it
 
 def parse_json_lines(raw: bytes, path: Place | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number of the line, object) of all lines that are not blank."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidInput(f"{path} is in UTF-16. Save it as UTF-8.")
     for number, line in enumerate(raw.removeprefix(_MARK).split(b"\n"), 1):
         if not line.strip():
             continue
@@ -339,7 +342,21 @@ def parse_json_lines(raw: bytes, path: Place | None) -> Iterator[tuple[int, dict
             ) from None
         if not isinstance(row, dict):
             raise InvalidInput(f"{path}, line {number} is not a JSON object, as every row must be.")
+        if b"\\u" in line:
+            _check_letters(row, f"{path}, line {number}")
         yield number, row
+
+
+def _check_letters(row: dict[str, Any], where: str) -> None:
+    """Refuse half of a letter, which JSON can hold and neither UTF-8 nor a tokenizer."""
+    text = json.dumps(row, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{where}: {text[error.start]!a} is half of a letter, such as of an emoji that was cut "
+            "in two. Remove it, or write the whole letter."
+        ) from None
 
 
 def _explain_nested(path: Place, line: int, name: str, value: Any) -> str:
