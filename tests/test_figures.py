@@ -51,7 +51,7 @@ def test_a_verification_is_plotted_against_the_line():
 def test_a_project_plots_its_plans(tmp_path):
     project = make_project(tmp_path / "made", planned=True)
     ax = project.plot()
-    assert ax.get_xlabel() == "change of the error, points" and len(ax.lines) > 1
+    assert ax.get_xlabel() == "change in error (points)" and len(ax.lines) > 1
     ax.figure.savefig("/dev/null", format="png")
 
 

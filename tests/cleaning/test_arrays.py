@@ -146,7 +146,7 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
     kept = pandas.read_parquet(tmp_path / file_name("validation"))
     assert kept.columns.tolist() == ["x0", "x1", "x2", "label"] and len(kept) == 20
     assert not (tmp_path / file_name("test")).exists()
-    with pytest.raises(InvalidInput, match="only one of them is images"):
+    with pytest.raises(InvalidInput, match="only one of them contains images"):
         take(NUMBERS, KINDS, tmp_path, others={"test": (PIXELS, KINDS)})
     with pytest.raises(InvalidInput, match=r"validation=\(X, y\)"):
         take(NUMBERS, KINDS, tmp_path, others={"validation": NUMBERS})
@@ -185,29 +185,41 @@ def missing(place):
     [
         (NUMBERS, KINDS[:50], r"y has 50 labels, but there are 60 instances"),
         (FRAME, KINDS[:50], r"y has 50 labels, but there are 60 instances"),
-        (NUMBERS, missing(9), r"y has 1 labels that are missing .*the first at place 9"),
-        (NUMBERS, np.where(np.arange(N) > 57, np.nan, 1), r"2 labels .*first at place 58"),
-        (FRAME.assign(kind=missing(9)), "kind", r"The column 'kind' of X has 1 labels .* place 9"),
+        (NUMBERS, missing(9), r"y has 1 missing label .*the first at position 9"),
+        (
+            NUMBERS,
+            np.where(np.arange(N) > 57, np.nan, 1),
+            r"2 missing labels .*first at position 58",
+        ),
+        (
+            FRAME.assign(kind=missing(9)),
+            "kind",
+            r"The column 'kind' of X has 1 missing label .* position 9",
+        ),
         (NUMBERS[:0], KINDS[:0], r"X is empty: it has the shape \(0, 3\)"),
         (FRAME.head(0), KINDS[:0], r"X is empty"),
         (FRAME[[]], KINDS, r"X is empty"),
         ([], [], r"X is empty"),
-        (np.array([[object()] * 2] * N), KINDS, r"'x0' of X holds .* place 0, is of type object"),
-        (with_cell([1, 2]), KINDS, r"'odd' of X holds objects .* place 7, is of type list"),
-        (with_cell({1: 2}), KINDS, r"place 7, is of type dict"),
-        (NUMBERS, [object()] * N, r"y holds objects .* place 0, is of type object"),
+        (
+            np.array([[object()] * 2] * N),
+            KINDS,
+            r"'x0' of X contains .* position 0, is of type object",
+        ),
+        (with_cell([1, 2]), KINDS, r"'odd' of X contains objects .* position 7, is of type list"),
+        (with_cell({1: 2}), KINDS, r"position 7, is of type dict"),
+        (NUMBERS, [object()] * N, r"y contains objects .* position 0, is of type object"),
         (NUMBERS, np.eye(N), r"y has the shape \(60, 60\).*argmax"),
         (NUMBERS, None, r"dross.clean\(X, y\)"),
         (NUMBERS, "kind", r"dross.clean\(X, y\)"),
-        (FRAME, None, r"Which column is to be predicted"),
+        (FRAME, None, r"Which column should be predicted"),
         (FRAME, "colur", r"Did you mean 'colour'"),
         (pandas.concat([FRAME, FRAME], axis=1), KINDS, r"two columns named 'size'"),
         ([[1, 2], [3]], [0, 1], r"same number of values"),
-        (3, KINDS, r"X has the type int; dross takes a DataFrame"),
-        ({"a": 1}, KINDS, r"X has the type dict"),
+        (3, KINDS, r"X is of type int; dross takes a DataFrame"),
+        ({"a": 1}, KINDS, r"X is of type dict"),
         (NUMBERS.astype(complex), KINDS, r"complex"),
         (np.zeros((N, 2, 2, 2)), KINDS, r"1, 3 or 4 channels"),
-        (np.zeros((N, 2, 2, 2, 3)), KINDS, r"taken for images"),
+        (np.zeros((N, 2, 2, 2, 3)), KINDS, r"treated as images"),
         (np.full((N, 4, 4), np.nan), KINDS, r"pixels that are not finite"),
         (sparse.csr_matrix((100_000, 1_000)), [0] * 100_000, r"TruncatedSVD"),
     ],
@@ -239,7 +251,7 @@ def test_masked_cells_are_missing(tmp_path):
     x = np.ma.masked_array(np.arange(12.0).reshape(6, 2), mask=np.eye(6, 2))
     x[:, 1] = np.ma.masked_array(x[:, 1], mask=[0, 1, 0, 0, 0, 0])
     y = np.ma.masked_array([0, 1, 0, 1, 0, 1], mask=[0, 0, 0, 0, 0, 1])
-    with pytest.raises(InvalidInput, match=r"1 labels that are missing .* at place 5"):
+    with pytest.raises(InvalidInput, match=r"1 missing label .* at position 5"):
         store_data(x, y, {}, tmp_path)
     store_data(x, y.data, {}, tmp_path)
     frame = pandas.read_parquet(tmp_path / file_name("train"))

@@ -309,7 +309,7 @@ def test_checked_labels_that_dross_did_not_write_are_damage(one, labels):
     with pytest.raises(CorruptFile, match=r"checked\.json is damaged"):
         read_used(project.folder, reopen_inputs(project)[0])
     path.write_text(json.dumps(seal({"labels": {str(10**6): ["keep", None]}})))
-    with pytest.raises(InputChanged, match="decides about instance 1000000"):
+    with pytest.raises(InputChanged, match="a decision about instance 1000000"):
         read_used(project.folder, reopen_inputs(project)[0])
 
 

@@ -45,7 +45,7 @@ def test_images_in_folders(tmp_path, monkeypatch):
     assert done.written == 499 and not (cleaned / sources.loc[first]).exists()
     assert (cleaned / "7" / sources.loc[5].split("/")[1]).exists()
     project.decisions.record({6: ("remove", None)})
-    with pytest.raises(InvalidInput, match="is a folder that exists"):
+    with pytest.raises(InvalidInput, match="is an existing folder"):
         dross.export(tmp_path / "run", cleaned, overwrite=True)
     assert dross.export(tmp_path / "run", tmp_path / "again").written == 498
     assert len(list((tmp_path / "again").rglob("*.png"))) == 498

@@ -75,7 +75,7 @@ def test_images_are_learnt_by_the_features_of_a_pretrained_model(photos):
     folder, said = photos
     project = dross.Project.open(folder / "run")
     choice = next(line for line in said if line.startswith("Held-out loss"))
-    assert "mlp on features of efficientnet-lite0" in choice and "mlp on pixels" in choice
+    assert "mlp on features from efficientnet-lite0" in choice and "mlp on pixels" in choice
     assert choice in project.info.notes
     assert project.info.training.encoding.backbone == "efficientnet-lite0"
     assert project.info.training.recipe.inputs == (1280,)
@@ -216,7 +216,7 @@ def test_tiny_images_and_networks_of_ones_own_are_learnt_from_pixels(tmp_path):
     usual = Request(str(draw_images(tmp_path / "usual")))
     assert candidates(usual, Options(model="cnn")) == [("cnn", "as read")]
     assert candidates(usual, Options(make="a:b")) == [("custom", "as read")]
-    with pytest.raises(InvalidInput, match="cnn learns images"):
+    with pytest.raises(InvalidInput, match="CNN takes images"):
         candidates(Request(usual.data, backbone="efficientnet-lite0"), Options(model="cnn"))
 
 
@@ -291,7 +291,7 @@ def test_files_that_hold_no_features_are_refused_in_a_sentence(tmp_path):
     wrong.to_parquet(tmp_path / "named.parquet")
     (tmp_path / "text.npy").write_text("no array")
     for name, message in (
-        ("named.parquet", "columns id are not numbers"),
+        ("named.parquet", "columns are not numeric: id"),
         ("text.npy", "cannot be read as .npy"),
         ("gone.npy", "There is no file"),
     ):
@@ -380,9 +380,13 @@ def test_tfidf_embeddings_and_both_are_tried_and_the_best_is_taken(tmp_path):
     given = {"text": "text", "say": said.append, "out": tmp_path / "run"}
     project = dross.clean(reviews, "kind", **given, **PATIENT)
     (choice,) = [line for line in said if line.startswith("Held-out loss")]
-    for tried in ("on tf-idf ", "on features of wordllama ", "on tf-idf and features of wordllama"):
+    for tried in (
+        "on tf-idf ",
+        "on features from wordllama ",
+        "on tf-idf and features from wordllama",
+    ):
         assert f"linear {tried}" in choice
-    assert "Taken: linear on" in choice
+    assert "Selected: linear on" in choice
     data, recipe = reopen_inputs(project)
     assert data.shape == recipe.inputs and data.encoding == project.info.training.encoding
     verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, quick=True, progress=False)

@@ -78,7 +78,7 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
         dross.judge(arrays.folder, remove=5)
     dross.clean(x, y, out=arrays.folder, **SMALL)  # mends it
     assert len(arrays.cleaned(remove=5)[0]) == 195
-    with pytest.raises(InvalidInput, match="holds a run on other data"):
+    with pytest.raises(InvalidInput, match="contains results from other data"):
         dross.clean(x + 1, y, out=arrays.folder, **SMALL)
     assert len(arrays.cleaned(remove=5)[0]) == 195
     dross.clean(x + 1, y, out=arrays.folder, overwrite=True, **SMALL)
@@ -88,7 +88,9 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
 
 def test_a_changed_copy_is_noticed(arrays, tmp_path):
     path = arrays.folder / "data" / "train.parquet"
-    with pytest.raises(InvalidInput, match=r"which is never touched|a file of the project itself"):
+    with pytest.raises(
+        InvalidInput, match=r"which is never touched|one of the project's own files"
+    ):
         dross.export(arrays.folder, path, remove=5, overwrite=True)
     frame = pandas.read_parquet(path)
     frame.assign(x0=frame["x0"] + 1).to_parquet(path)
@@ -99,7 +101,7 @@ def test_a_changed_copy_is_noticed(arrays, tmp_path):
 
 def test_a_project_that_lies_about_its_types_is_damaged(arrays):
     set_in_json(arrays.folder / "project.json", request__memory__x_dtype="no type")
-    with pytest.raises(CorruptFile, match="record of the types of its data"):
+    with pytest.raises(CorruptFile, match="record of its data types"):
         dross.Project.open(arrays.folder).cleaned(remove=5)
 
 

@@ -87,7 +87,7 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
     assert verdict.removed == len(project.recommended.removed)
     assert verdict.relabelled == len(project.recommended.relabelled)
     assert 0.08 < verdict.noise < 0.25 and len(verdict.per_class) == 3
-    assert "all labels in sight" not in verdict.advice
+    assert "knowledge of all labels" not in verdict.advice
     (kept,) = project.verdicts()
     assert kept["verdict"] == "improved" and kept["nested"] and kept["model"] == "linear"
     page = (whole / "report.html").read_text()
@@ -98,12 +98,12 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
 def test_a_list_is_judged_and_the_verdict_says_what_it_has_seen(whole):
     verdict = ask(whole)
     assert verdict.nested and verdict.removed == 10
-    assert "so it is not called an improvement" in verdict.advice
+    assert "so the change is not called an improvement" in verdict.advice
     project = Project.open(whole)
     project.decisions.record({3: ("remove", None), 5: ("relabel", "two")})
     decided = ask(whole, remove=None, decisions=True)
     assert (decided.removed, decided.relabelled) == (1, 1)
-    assert "These decisions were made with all labels in sight" in decided.advice
+    assert "These decisions were made with knowledge of all labels" in decided.advice
 
 
 def test_a_test_file_measures(tested):
@@ -235,7 +235,7 @@ class NotANumber(LogisticRegression):
         ("sklearn:KMeans", r"KMeans is a clusterer"),
         ("sklearn:IsolationForest", r"IsolationForest is an outlier detector"),
         ("sklearn:StandardScaler", r"StandardScaler has no predict"),
-        ("sklearn:VotingClassifier", r"must not need arguments"),
+        ("sklearn:VotingClassifier", r"must not require arguments"),
         ("no_such_module:make", r"there is no module 'no_such_module'"),
         (object(), r"object has no fit"),
     ],

@@ -63,7 +63,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     made = project.info.made, (out / "report.html").stat().st_mtime_ns
     project.decisions.record({3: ("keep", None)})
     assert (clean().info.made, (out / "report.html").stat().st_mtime_ns) == made
-    with pytest.raises(InvalidInput, match="other data or with other settings"):
+    with pytest.raises(InvalidInput, match="other data or other settings"):
         clean(repeats=1)
     clean(repeats=1, overwrite=True)
     assert list(out.glob("decisions-*.sqlite"))  # set aside, not deleted
@@ -136,7 +136,7 @@ WRONG = {
     "not a table": (b"\x00\x01\x02\xff" * 50, {}, "not a text file"),
     "no such column": (b"a,kindd\n" + b"1,x\n2,y\n" * 40, {}, "Did you mean 'kindd'"),
     "wrong separator": (b"a^kind\n" + b"1^x\n2^y\n" * 40, {}, "read as one column"),
-    "one class": (b"a,kind\n" + b"1,x\n2,x\n" * 40, {}, "'x' everywhere"),
+    "one class": (b"a,kind\n" + b"1,x\n2,x\n" * 40, {}, "'x' in every row"),
     "too few": (b"a,kind\n" + b"1,x\n2,y\n" * 5, {}, "needs at least"),
     "nothing to learn from": (b"a,kind\n" + b"1,x\n1,y\n" * 40, {}, "No column is left"),
     "an identifier for a label": (

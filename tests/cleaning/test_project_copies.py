@@ -53,10 +53,10 @@ def test_a_project_keeps_its_copies(project):
 
 def test_one_sentence_says_what_was_found_and_what_to_do(project):
     assert find_sentence(project) == (
-        "2 of 171 test instances are also in the training part, the same or nearly the same: the "
-        "verdict is too optimistic. 2 training instances are the same as another one, or nearly, "
-        "in 1 group; there the labels differ, so one is wrong. The list Copies in dross review "
-        "shows them: remove what is there twice."
+        "2 of 171 test instances are also in the training set, as exact or near copies, which "
+        "makes the verdict too optimistic. 2 training instances are exact or near copies of "
+        "another, in 1 group; the labels differ there, so at least one of them is wrong. dross "
+        "review lists them under Copies: remove the duplicates there."
     )
 
 
@@ -64,8 +64,8 @@ def test_the_report_shows_them_side_by_side(project):
     report = (project.folder / "report.html").read_text()
     section = report[report.index('<h2 id="copies">') :]
     section = section[: section.index("<h2>Most helpful")]
-    assert section.count("<li>") == 6 and "row 171 of the test part" in section
-    assert "The labels differ (benign, malignant): one is wrong." in section
+    assert section.count("<li>") == 6 and "row 171 in the test set" in section
+    assert "The labels differ (benign, malignant), so at least one is wrong." in section
     assert "dross review" in section
 
 

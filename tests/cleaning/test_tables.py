@@ -41,7 +41,7 @@ def test_an_instance_in_two_parts_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("dross.cleaning.inputs.join_parts", overlapping)
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("a", "b"))
-    with pytest.raises(AssertionError, match="in two parts"):
+    with pytest.raises(AssertionError, match="in more than one set"):
         prepare(Request(path, "kind"))
 
 

@@ -28,7 +28,7 @@ def contents(folder):
         ("pics/copy", "lies in"),
         ("run", "itself"),
         ("run/copy", "lies in"),
-        ("theirs", "is a folder that exists"),
+        ("theirs", "is an existing folder"),
         ("theirs/thesis.tex", "already exists"),
         ("link", "the input itself"),
         ("link/copy", "lies in"),
@@ -50,7 +50,7 @@ def test_an_earlier_export_is_not_replaced(album):
     dross.export(album, copy, remove=3)
     before = contents(album.parent)
     for overwrite in (False, True):
-        with pytest.raises(InvalidInput, match="is a folder that exists"):
+        with pytest.raises(InvalidInput, match="is an existing folder"):
             dross.export(album, copy, remove=5, overwrite=overwrite)
     assert contents(album.parent) == before
     names = ["copy", "copy-decisions.csv", "pics", "run"]
@@ -96,7 +96,7 @@ def test_no_input_is_written_over(little, name, through):
 @pytest.mark.parametrize("name", ["scores.csv", "instances.parquet"])
 def test_no_file_of_the_project_is_written_over(little, name):
     before = contents(little)
-    with pytest.raises(InvalidInput, match="a file of the project itself"):
+    with pytest.raises(InvalidInput, match="one of the project's own files"):
         dross.export(little, little / name, remove=3, overwrite=True)
     assert contents(little) == before
     dross.export(little, little / "cleaned.csv", remove=3)  # a name of its own is no harm

@@ -42,7 +42,7 @@ def test_labels_get_the_names_of_their_classes():
 
 
 def test_labels_without_a_class_are_refused():
-    with pytest.raises(InvalidInput, match="gives 2 classes, but labels run from 0 to 2"):
+    with pytest.raises(InvalidInput, match="returns 2 class names, but the labels run from 0 to 2"):
         prepare_from_python(f"{HERE}:too_few_names", "answer")
 
 

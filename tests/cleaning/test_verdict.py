@@ -73,7 +73,7 @@ def test_ten_rows_prove_nothing():
     base[:, 1] = (rng.random(10) < 0.5) * -1.0 + (rng.random(10) < 0.4) * 1.0
     found = verdict.compare_metric(base + rng.normal(0, 1e-3, base.shape))
     assert not found.is_better and not found.is_worse
-    assert "instances would show it (there are 10)" in verdict.advise(
+    assert "instances to show it (there are 10)" in verdict.advise(
         "inconclusive", {"log loss": found}, 10, 10
     )
 
@@ -88,7 +88,7 @@ def test_what_random_edits_do_as_well_is_no_improvement():
     as_good = verdict.compare_metric(values(1.0, 0.9, 0.9, spread=0.0))
     assert as_good.interval[1] < 0 and not as_good.is_better
     said = verdict.advise("inconclusive", {"error": as_good}, 10, 400)
-    assert said == "As many random edits lower the error as much."
+    assert said == "The same number of random edits lowers the error just as much."
 
 
 def test_random_edits_are_called_an_improvement_as_seldom_as_stated():
@@ -140,7 +140,7 @@ def test_advice_is_about_what_can_be_settled():
     steady = values(1.0, 0.98, 1.0, spread=0.0, passes=3)
     steady[:, 1] += np.array([0.015, 0.0, -0.015])[:, None]  # only the seeds disagree
     said = verdict.advise("inconclusive", {"log loss": verdict.compare_metric(steady)}, 3, 400)
-    assert "seeds would show it (`seeds`)." in said
+    assert "seeds to show it (`seeds`)." in said
 
 
 def exact(before, after, low, high):
@@ -154,14 +154,14 @@ def test_figures_are_what_they_say():
     error = exact(0.157, 0.154, -0.005, -0.001)
     loss = exact(0.336, 0.330, -0.0099, -0.0021)
     assert verdict.describe_metric("error", error) == (
-        "error: 15.7 % -> 15.4 % (-0.3 points, 95 % interval -0.5 to -0.1)"
+        "error: 15.7 % -> 15.4 % (-0.3 points, 95 % confidence interval -0.5 to -0.1)"
     )
     assert verdict.describe_metric("log loss", loss) == (
-        "log loss 0.336 -> 0.330 (-0.006, 95 % interval -0.010 to -0.002)"
+        "log loss 0.336 -> 0.330 (-0.006, 95 % confidence interval -0.010 to -0.002)"
     )
     number = exact(1234.5, 1200.0, -60.0, -9.0)
     assert verdict.describe_metric("absolute error", number) == (
-        "absolute error 1,234 -> 1,200 (-34, 95 % interval -60 to -9)"
+        "absolute error 1,234 -> 1,200 (-34, 95 % confidence interval -60 to -9)"
     )
     improved = verdict.Verdict(
         made="",
@@ -192,7 +192,7 @@ def test_the_verdict_says_how_the_list_was_chosen():
     by_rule = ChosenEdits(NONE, {}, "x", rule="wrong-50")
     assert verdict.warn_of_sight(by_rule) == ""
     assert verdict.warn_of_sight(ChosenEdits(NONE, {}, "x")).startswith(
-        "This list was made with all"
+        "This list was made with knowledge of all"
     )
     assert verdict.warn_of_sight(ChosenEdits(NONE, {}, BY_DECISIONS)).startswith(
         "These decisions were"
@@ -202,6 +202,6 @@ def test_the_verdict_says_how_the_list_was_chosen():
 def test_why_the_plain_log_loss_rises():
     better, worse = compare(1.0, 0.8, 1.0), compare(1.0, 1.3, 1.0)
     said = verdict.describe_plain({"log loss": worse}, {"log loss": better})
-    assert "would rise from 0.99 to 1.29" in said and "surer than wrong labels allow" in said
+    assert "would rise from 0.99 to 1.29" in said and "penalised for its confidence" in said
     assert verdict.describe_plain({"log loss": worse}, {"log loss": worse}) == ""
     assert verdict.describe_plain({"log loss": better}, {"log loss": better}) == ""

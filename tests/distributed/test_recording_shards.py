@@ -31,7 +31,7 @@ def recorded_by_one(p, size, tape):
 
 def test_options_that_do_not_work_with_shards_are_refused():
     refuse_with_shards(penalty=None, scaler=None)
-    with pytest.raises(NotSupported, match="With states in shards, penalty is not supported yet"):
+    with pytest.raises(NotSupported, match="penalty is not supported with sharded states yet"):
         refuse_with_shards(scaler=None, penalty=abs)
 
 
@@ -86,4 +86,4 @@ def test_a_loop_under_fully_shard_goes_on_where_it_was_stopped(tmp_path):
         assert found[rank]["steps"] == 3
         close(found[rank]["values"], expected)
     for rank in range(4):
-        assert "has shards of 2 ranks, and 4 would continue it" in found[rank]["refused"]
+        assert "has shards from 2 ranks, and 4 would continue it" in found[rank]["refused"]

@@ -48,7 +48,7 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
     tapes = {name: str(run.path) for name, (_, run) in runs.items()}
     found = launched(4, shard_jobs.scored, tmp_path / "jobs", tapes)
     choosy, recurrent, hidden = found[0].pop("refused")
-    assert "read 'b.weight' where its first batch read 'a.weight'" in choosy
+    assert "read 'b.weight' here, but 'a.weight' on its first batch" in choosy
     assert "'rnn' is a GRU" in recurrent and "'layer.weight' without reading it" in hidden
     for name, (p, run) in runs.items():
         expected = [run.influence(q) for q in shard_jobs.queries(name, p)]
@@ -85,7 +85,7 @@ def test_a_rank_that_dies_ends_the_others(record, tmp_path):
 
 REFUSED = {
     "batchnorm sgd": "moves '1.running_mean'",
-    "linear muon": "Muon takes every parameter as a whole",
+    "linear muon": "Muon needs whole parameters",
 }
 
 

@@ -144,7 +144,7 @@ def test_a_bad_label_is_told_as_before(tmp_path, soon):
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     batch = batch.load()
     batch.y[0] = 7
-    with executor.training(), pytest.raises(InvalidInput, match="does not take the labels"):
+    with executor.training(), pytest.raises(InvalidInput, match="does not accept the labels"):
         executor.gradient(state.theta, state.buffers, batch)
 
 

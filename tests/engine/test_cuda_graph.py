@@ -234,7 +234,7 @@ class NoMemoryToCapture(StandIn):
     [
         (Uncapturable, "operation not permitted when stream is capturing", True),
         (Different, "the replay differs", True),
-        (NoMemoryToCompare, "there is no memory for it", False),
+        (NoMemoryToCompare, "there is not enough memory", False),
         (NoMemoryToCapture, "no memory for a pool", False),
     ],
 )
@@ -255,7 +255,7 @@ def test_what_cannot_be_captured_warns_and_goes_on(tmp_path, monkeypatch, graph,
 
 
 @pytest.mark.parametrize(
-    "queries, told", [(1, "no memory for it"), (8, "continuing with 4 of the queries")]
+    "queries, told", [(1, "not enough memory"), (8, "continuing with 4 of the queries")]
 )
 def test_a_graph_is_freed_for_what_does_not_fit_beside_it(tmp_path, monkeypatch, queries, told):
     """A pass of all queries does not fit beside a graph of them.

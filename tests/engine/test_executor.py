@@ -82,7 +82,7 @@ def test_an_unknown_executor_is_refused_with_the_choices(record, monkeypatch):
     p = problem("mlp", "sgd")
     run = record(p)
     monkeypatch.setenv("DROSS_EXECUTOR", "egaer")
-    message = "DROSS_EXECUTOR is auto or eager, not 'egaer'"
+    message = "DROSS_EXECUTOR must be auto or eager, not 'egaer'"
     with pytest.raises(InvalidInput, match=message):
         record(p)
     with pytest.raises(InvalidInput, match=message):

@@ -68,7 +68,7 @@ def test_an_optimizer_of_ones_own(tmp_path, record, forget):
     np.testing.assert_allclose(found, [literal_leave_one_out(p, 3)], rtol=1e-9)
     registry._REGISTERED.clear()
     model, _ = p.start()
-    with pytest.raises(NotSupported, match=r"TanhSGD, whose rule is not known here.*register"):
+    with pytest.raises(NotSupported, match=r"TanhSGD, whose update rule is not registered.*register"):
         dross.load(run.path, model, (p.X, p.Y), p.loss)
 
 
@@ -85,7 +85,7 @@ def wrong_slope(theta, g, slots, hyperparams):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"update": wrong_rate}, "a different theta than the optimizer's step"),
+        ({"update": wrong_rate}, "a different theta from the optimizer's own step"),
         ({"update": wrong_slope}, "does not match a finite difference"),
         ({"update": lambda theta, g, slots, hyperparams: theta}, "failed|must return"),
         (
@@ -97,9 +97,9 @@ def wrong_slope(theta, g, slots, hyperparams):
         ({"slots": ["m"]}, "a different theta"),
         ({"slots": ["v"]}, "failed"),
         ({"slots": "m"}, "list of names"),
-        ({"options": {}}, r"could not be tried.*options=dict"),
+        ({"options": {}}, r"could not be tested.*options=dict"),
         ({"optimizer": TanhSGD([torch.nn.Parameter(torch.ones(1))], 0.1)}, "an optimizer class"),
-        ({"optimizer": torch.optim.Adam}, "need not be registered"),
+        ({"optimizer": torch.optim.Adam}, "do not register it"),
     ],
 )
 def test_what_cannot_be_registered(forget, changes, sentence):
@@ -122,7 +122,7 @@ def test_a_formula_that_mixes_numbers_is_not_elementwise(forget):
     def update(theta, g, slots, hyperparams):
         return theta - hyperparams["lr"] * g.mean() * g, {}
 
-    with pytest.raises(InvalidInput, match="Is every number treated alike"):
+    with pytest.raises(InvalidInput, match="Check that update treats every number alike"):
         dross.optim.register(MeanSGD, [], update)
 
 
@@ -137,7 +137,7 @@ def test_a_namesake_is_not_taken_for_what_it_is_not(record):
     Namesake.__name__ = "Lion"
     p = problem("mlp", "sgd")
     p.optimizer = Namesake
-    with pytest.raises(NotSupported, match=r"is not the Lion that dross knows.*register"):
+    with pytest.raises(NotSupported, match=r"is not the Lion that dross supports.*register"):
         record(p)
 
 

@@ -45,16 +45,16 @@ ROWS = {
     "nothing": ("\n\n", "is empty"),
     "no response": (
         '{"question": "a", "text": "b"}\n',
-        r"none looks like the responses.* `prompt` and `response`",
+        r"nor one that looks like the responses.* `prompt` and `response`",
     ),
     "a number": (
         '{"prompt": "a", "response": 3}\n',
-        "Expected `array`, got `int`. Give a text, or messages",
+        "Expected `array`, got `int`. Pass a string, or messages",
     ),
     "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "Invalid enum value 'bot'"),
     "an image": (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
-        "fine-tunes on text alone",
+        "fine-tunes on text only",
     ),
     "half a letter": (
         '{"prompt": "a\\ud83d", "response": "b"}\n',
@@ -100,7 +100,7 @@ def test_columns_are_guessed_named_and_missing(tmp_path):
     chats, notes = read_chats(path, source="from")
     assert [chat.messages[0]["content"] for chat in chats] == ["add\n\n1 and 2"]
     assert chats[0].origin == "x"
-    assert "1 of 2 rows have no response, the first in line 2" in notes[1]
+    assert "1 of 2 rows have no response (the first is line 2)" in notes[1]
     assert read_chats(path, prompt="output")[0][0].messages[0]["content"] == "3"
     with pytest.raises(InvalidInput, match=r"no column named 'promt'.*instruction"):
         read_chats(path, prompt="promt")
@@ -178,7 +178,7 @@ def test_quantized_weights_and_an_adapter_over_them(tmp_path):
     with pytest.raises(NotSupported, match="adapter for a base model that cannot be"):
         load(ChatOptions(str(adapter)))
     (adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="does not name the model that it adapts"):
+    with pytest.raises(InvalidInput, match="does not name its base model"):
         load(ChatOptions(str(adapter)))
 
 
@@ -229,8 +229,8 @@ def test_long_texts_are_cut_and_counted(model, tmp_path):
     assert places == [0, 1, 3]  # of the third nothing of the answer is left
     assert max(len(example.tokens["input_ids"]) for example in examples) == 32  # the context
     (said,) = notes
-    assert "2 of 4 texts are longer than 32 tokens and are cut there" in said
-    assert "In 1 of them, nothing of the answer is left" in said
+    assert "2 of 4 texts are longer than 32 tokens and are truncated" in said
+    assert "Nothing of the response is left in 1 of them" in said
 
 
 def test_too_few_examples(run, model, tmp_path):

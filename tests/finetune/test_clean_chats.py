@@ -29,7 +29,7 @@ def test_the_command_says_what_it_does(made):
     said = " ".join(printed.split())
     for part in ("36 for train, 12 for validation, 12 for test", "Prompts are in 'prompt'"):
         assert part in said
-    assert "One fine-tuning takes about" in said and "plans for what to leave out" in said
+    assert "One fine-tuning run takes about" in said and "plans for removing examples" in said
     assert "Recommended:" in said and f"dross review {folder}" in said
     lines = [line for line in printed.splitlines() if str(folder) not in line]
     assert all(len(line) <= 80 for line in lines)
@@ -53,8 +53,8 @@ def test_the_effects_of_tokens_add_up_to_the_scores(made):
 def test_the_same_command_again_finds_everything_there(made, model):
     folder, chats, _ = made
     again = run("clean-chats", chats, "--model", model, "--out", folder, *QUICK)
-    assert "Everything is there already" in again.output
-    with pytest.raises(InvalidInput, match="other data or with other settings"):
+    assert "There is nothing left to do" in again.output
+    with pytest.raises(InvalidInput, match="other data or other settings"):
         run("clean-chats", chats, "--model", model, "--out", folder, *QUICK, "--lora", 2)
 
 

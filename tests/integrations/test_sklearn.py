@@ -196,7 +196,7 @@ def test_a_folder_of_ones_own_is_kept_and_its_decisions_are_followed(folder, tmp
     model = quick(out=tmp_path / "run").fit(x, y)
     assert model.removed_.tolist() == [0] and model.relabelled_ == {1: "yes"}
     assert model.plan_.name == project.recommended.name
-    with pytest.raises(InvalidInput, match="holds a run on other data"):
+    with pytest.raises(InvalidInput, match="contains results from other data"):
         quick(out=tmp_path / "run").fit(x + 1, y)
 
 

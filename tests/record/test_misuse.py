@@ -111,7 +111,7 @@ def _describe(value) -> str:
         ({"data": None}, "map-style"),
         ({"loss": detached}, "does not depend on the model's parameters"),
         ({"loss": constant}, "does not depend on the model's parameters"),
-        ({"loss": failing}, "The loss does not take"),
+        ({"loss": failing}, "The loss does not accept"),
         ({"loss": None}, "loss must be"),
         ({"batches": 5}, "batches must be a list"),
         ({"batches": [[0, [1]]]}, "one list of whole numbers"),
@@ -255,7 +255,7 @@ def test_a_model_that_cannot_be_trained(tmp_path):
         recorder.step([0, 1], X[:2], Y[:2]).__enter__()
     with torch.inference_mode():
         model, optimizer = _start()
-    with pytest.raises(InvalidInput, match=r"made inside torch.inference_mode\(\)"):
+    with pytest.raises(InvalidInput, match=r"created inside torch.inference_mode\(\)"):
         dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "u")
 
 

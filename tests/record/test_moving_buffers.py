@@ -72,7 +72,7 @@ def test_a_buffer_is_recorded_exactly_and_constant_for_scores(record, move):
     """It is said once; replays and leave-one-out are exact, scores treat it as a constant."""
     p = with_model(lambda: Own(move))
     p.batches = [ids for ids in p.batches if len(ids) > 1]
-    with pytest.warns(DrossWarning, match="moves 'kept' by code of its own") as said:
+    with pytest.warns(DrossWarning, match="updates 'kept' with custom code") as said:
         run = record(p)
     assert len(said) == 1 and run.recording.objective.held == ("kept",)
     model, _ = p.start()

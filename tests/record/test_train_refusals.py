@@ -50,8 +50,8 @@ class Twice(nn.Linear):
         ({"clip_value": -1.0}, "clip"),
         ({"data": torch.utils.data.DataLoader([1, 2])}, "map-style"),
         ({"data": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
-        ({"model": Twice(6, 3).double()}, "of the type tuple"),
-        (BINARY | {"data": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
+        ({"model": Twice(6, 3).double()}, "of type tuple"),
+        (BINARY | {"data": (torch.zeros(15, 6), torch.full((15,), 2))}, "needs labels from 0 to 1"),
         ({"lr": [0.1, 0.1]}, "2 rates for 8 steps"),
         ({"lr": -1.0}, "not negative"),
         ({"lr": float("nan")}, "finite"),
@@ -61,14 +61,14 @@ class Twice(nn.Linear):
         ({"data": [1, 2, 3]}, "pairs"),
         (
             {"data": (torch.zeros(15, 9).double(), torch.zeros(15).long())},
-            "does not take the training inputs",
+            "does not accept the training inputs",
         ),
         ({"model": lambda x: x}, "torch.nn.Module"),
         ({"optimizer": "sgd"}, "torch.optim optimizer"),
         ({"device": "cuda:7"}, "'cuda:7' is not available"),
         ({"device": "toaster"}, "'toaster' is not available"),
         ({"penalty": lambda params: sum(p.norm() for p in params)}, "dict of name -> tensor"),
-        ({"penalty": lambda params: 3.0}, "one number as a tensor"),
+        ({"penalty": lambda params: 3.0}, "must return a scalar tensor"),
     ],
     ids=range(36),
 )
@@ -119,7 +119,7 @@ def test_models_that_change_underway(trained):
             return self.first(x) if len(x) == 4 else self.first(x) + self.second(x)
 
     late = Late().double()
-    with pytest.raises(NotSupported, match=r"'second.weight' had no part in the first batch"):
+    with pytest.raises(NotSupported, match=r"'second.weight' was not used in the first batch"):
         trained(model=late, optimizer=torch.optim.SGD(late.parameters(), lr=0.1))
 
     class InPlace(nn.Linear):

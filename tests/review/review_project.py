@@ -37,7 +37,9 @@ HOSTILE = [
     "🦊👩‍👩‍👧 zero\u200bwidth",
     '=HYPERLINK("http://example.com")',
 ]
-NOTHING = Recommendation([], None, "no gain", "No plan improves models by more than chance.")
+NOTHING = Recommendation(
+    [], None, "no gain", "No plan improves models by more than chance would explain."
+)
 _WORDS = (
     "the film was slow but warm and the end surprised everyone who had hoped for more than "
     "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
@@ -160,7 +162,7 @@ def _plan(instances: pd.DataFrame) -> Recommendation:
         relabelled={},
         figures=_figures(0.004),
     )
-    reason = f"Models improve by more than chance if you {best.what} rows."
+    reason = f"Models improve by more than chance would explain if you {best.what} rows."
     return Recommendation([best, other], "wrong-50", "recommended", reason)
 
 

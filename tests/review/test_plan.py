@@ -28,9 +28,9 @@ def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(pla
         plan = client.get("/api/project").json()["plan"]
         assert plan["what"] == "Recommended: relabel 5 and remove 5 of 60 instances."
         assert plan["why"] == (
-            "Models improve by more than chance on held-out instances: error 15.0 % -> 13.9 % (-1.1 "
-            "points, 95 % interval -1.4 to -0.8); log loss 0.400 -> 0.389 (-0.011, 95 % interval "
-            "-0.014 to -0.008)."
+            "Models improve on held-out instances by more than chance would explain: error 15.0 % "
+            "-> 13.9 % (-1.1 points, 95 % confidence interval -1.4 to -0.8); log loss 0.400 -> "
+            "0.389 (-0.011, 95 % confidence interval -0.014 to -0.008)."
         )
         assert "agree poorly" in plan["disagreement"] and plan["count"] == 10
         assert [other["recommended"] for other in plan["others"]] == [True, False]
@@ -75,7 +75,7 @@ def test_what_a_person_decided_stays_and_a_request_sent_again_counts_once(planne
 
 
 def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(planned):
-    reason = "No plan improves models by more than chance."
+    reason = "No plan improves models by more than chance would explain."
     changes = {"recommended": None, "state": "no gain", "reason": reason}
     path = planned.folder / "project.json"
     change_json(path, lambda content: content["recommendation"].update(changes))
@@ -84,7 +84,7 @@ def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(pla
     with client_of(Project.open(planned.folder)) as client:
         plan = client.get("/api/project").json()["plan"]
         assert plan["what"] == "Recommended: change nothing." and plan["count"] == 0
-        assert plan["why"] == "No plan improves models by more than chance."
+        assert plan["why"] == "No plan improves models by more than chance would explain."
         refused = client.post("/api/plan", json={"revision": 0})
         assert refused.status_code == 400 and "no plan to accept" in refused.json()["error"]
         assert client.get("/api/list", params={"tab": "plan"}).json()["ids"] == []

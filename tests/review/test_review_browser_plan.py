@@ -102,7 +102,8 @@ def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
         table = page.text_content("#plans-body table")
         assert "wrong-50 (recommended)" in table and "-1.1 points (-1.4 to -0.8)" in table
         assert "remove 10" in table and "+0.4 points (+0.1 to +0.7)" in table
-        assert "plain log loss" in table and "remove the other rows above 90 % wrong" in table
+        assert "plain log loss" in table
+        assert "rows that are more than 90 % likely to be wrong" in table
         page.keyboard.press("Escape")
         page.click("#plan summary")
         assert not page.is_visible("#plan-why") and page.is_visible("#take-plan")
@@ -114,7 +115,7 @@ def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
 
 def test_to_change_nothing_is_said_honestly(browser, tmp_path):
     folder = make_planned(tmp_path).folder
-    reason = "No plan improves models by more than chance."
+    reason = "No plan improves models by more than chance would explain."
 
     def change(content):
         content["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
@@ -125,7 +126,10 @@ def test_to_change_nothing_is_said_honestly(browser, tmp_path):
     table.to_parquet(folder / "instances.parquet")
     with serve_in_thread(Project.open(folder)) as server, visit(browser, server) as page:
         assert page.text_content("#plan h2") == "Recommended: change nothing."
-        assert page.text_content("#plan-why") == "No plan improves models by more than chance."
+        assert (
+            page.text_content("#plan-why")
+            == "No plan improves models by more than chance would explain."
+        )
         assert not page.is_visible("#take-plan") and not page.is_visible("#plan-doubt")
         assert page.is_visible("#open-plans")
         page.keyboard.press("t")

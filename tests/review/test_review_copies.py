@@ -42,7 +42,7 @@ def test_the_list_has_the_training_instances_group_by_group(fresh):
         assert ask(q=fresh.table.at[7, "source"]) == [7]
         items = client.get("/api/items", params={"ids": "12,7,0"}).json()["items"]
         assert [item["copy"] for item in items] == [
-            {"group": 0, "leaks": True, "words": "the same as row 6 of the test part"},
+            {"group": 0, "leaks": True, "words": "the same as row 6 in the test set"},
             {"group": 1, "leaks": False, "words": "nearly the same as row 5"},
             None,
         ]
@@ -54,11 +54,14 @@ def test_why_says_what_is_wrong_and_what_to_do(fresh):
         leaked, repeated = ask(12), ask(7)
     assert leaked["sentences"][0] == {
         "about": "Copies",
-        "text": "The same, in the training and in the test part: results there are too optimistic. "
-        "Remove it here or there.",
+        "text": "The same, in the training set and the test set: this makes results too "
+        "optimistic. Keep it in one of them only.",
     }
-    assert "in the training part 2 times" in repeated["sentences"][0]["text"]
-    assert "The labels differ (one, other): one is wrong." in repeated["sentences"][0]["text"]
+    assert "in the training set 2 times" in repeated["sentences"][0]["text"]
+    assert (
+        "The labels differ (one, other), so at least one is wrong."
+        in repeated["sentences"][0]["text"]
+    )
     (copy,) = leaked["copies"]
     assert (copy["part"], copy["id"], copy["how"]) == ("test", 4, "test part, the same")
     assert copy["brief"] == "Every cell is the same."
@@ -86,7 +89,7 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
         page.keyboard.press("x")
         wait_until_saved(page)
         assert selected_id(page) == 7
-        wait_for_text(page, "why-body", "in the training part 2 times")
+        wait_for_text(page, "why-body", "in the training set 2 times")
         page.click("#why-body .others button.small >> nth=0")
         wait_until(page, "document.activeElement.dataset.id === '3'")
     assert decisions_on_disk(project) == {12: ("remove", None)}

@@ -149,8 +149,8 @@ def read_chats(
     if len(chats) < len(read):
         first = next(chat for chat in read if not chat.response.strip())
         notes.append(
-            f"{len(read) - len(chats):,} of {len(read):,} rows have no response, the first in "
-            f"{first.name}: they are left out of everything but the export."
+            f"{len(read) - len(chats):,} of {len(read):,} rows have no response (the first is "
+            f"{first.name}). They are left out of everything except the export."
         )
     return chats, notes
 
@@ -162,8 +162,8 @@ def _read_rows(path: Place) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return
     if path.suffix.lower() not in JSONL:
         raise InvalidInput(
-            f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
-            "or .parquet."
+            f"{path.name} is not a conversation file: its name must end in .jsonl, .ndjson or "
+            ".parquet."
         )
     raw = read_bytes(path)
     check_kind(raw, path, JSON_LINES)
@@ -190,8 +190,9 @@ def _find_columns(path: Place, names: list[str], chosen: _Columns) -> _Columns:
     if prompt is None or response is None:
         lacking = "prompts" if prompt is None else "responses"
         raise InvalidInput(
-            f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
-            f"and none looks like the {lacking}. Name them: `prompt` and `response`."
+            f"{path} has neither a column '{MESSAGES}' nor one that looks like the {lacking}. Its "
+            f"columns are: {', '.join(names) or 'none'}. Name the columns with `prompt` and "
+            "`response`."
         )
     return _Columns(prompt, response, source)
 
@@ -227,9 +228,9 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
         messages = msgspec.convert(value, list[_Message])
     except msgspec.ValidationError as error:
         raise InvalidInput(
-            f"{where}: {error}. Give a text, or messages that are objects with 'role' (system, "
-            "user, assistant or tool) and 'content'. dross fine-tunes on text alone; images and "
-            "other parts are not supported."
+            f"{where}: {error}. Pass a string, or messages that are objects with 'role' (system, "
+            "user, assistant or tool) and 'content'. dross fine-tunes on text only; images and "
+            "other content types are not supported."
         ) from None
     return [{"role": one.role, "content": one.content or ""} for one in messages]
 
@@ -241,7 +242,7 @@ def check_same_format(source: Place, to: Path) -> None:
     else:
         same, ends = to.suffix.lower() in JSONL, f"end its name with {' or '.join(JSONL)}"
     if not same:
-        raise InvalidInput(f"{to.name} must be a file like {source.name}: {ends}.")
+        raise InvalidInput(f"{to.name} must be the same type of file as {source.name}: {ends}.")
 
 
 def copy_chats(raw: bytes, source: Place, edits: RowEdits) -> tuple[bytes, int]:

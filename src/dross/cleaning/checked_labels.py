@@ -141,9 +141,9 @@ def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
     left = len(checked.left(count))
     if left < min(_FEWEST_LEFT, count):
         raise InvalidInput(
-            f"Only {left} of {count} validation labels are left: the others are marked as wrong. "
-            f"That is too few. Say what they really are with dross review {folder}, or give "
-            f"another validation file with `validation`."
+            f"Only {left} of {count} validation labels are left, which is too few: the others are "
+            f"marked as wrong. Correct them with dross review {folder}, or pass another validation "
+            "file with `validation`."
         )
     return checked
 

@@ -51,7 +51,7 @@ CREATE TABLE events (
 )"""
 _COLUMNS = "revision, made, who, kind, target, part, changes, why"
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
-_RESCUE = "It was not changed. Move it away to start over, or restore a backup."
+_RESCUE = "It was not changed. Move it elsewhere to start over, or restore a backup."
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Decisions:
         """
         if part not in (TRAIN, VALIDATION):
             raise InvalidInput(
-                f"There are no decisions about the part {part!r}: give train or validation."
+                f"Decisions are about train or validation instances, not about the part {part!r}."
             )
         checked = _check_decisions(changes)
         event = self._append(lambda state: ("decide", None, part, checked), who, why, once)
@@ -298,7 +298,7 @@ class Decisions:
         if run("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             raise CorruptFile(
                 f"{self.path} is an SQLite file, but dross did not write it. "
-                "It was not changed; move it away."
+                "It was not changed; move it elsewhere."
             )
         self._up_to_date()
 
@@ -351,7 +351,8 @@ class Decisions:
                     self._state.add(self._decode(*row))
                 except (ValueError, TypeError, KeyError, RecursionError):
                     raise CorruptFile(
-                        f"Row {row[0]} of {self.path} is not as dross wrote it. {_RESCUE}"
+                        f"Row {row[0]} of {self.path} has been changed since dross wrote it. "
+                        f"{_RESCUE}"
                     ) from None
             return self._state
 
@@ -397,12 +398,12 @@ class Decisions:
                 ) from error
             if code == sqlite3.SQLITE_FULL:
                 raise DrossError(
-                    f"{self.path}: the disk is full. The decision is not saved; make room and try "
-                    "again."
+                    f"{self.path}: the disk is full. The decision was not saved; free some disk "
+                    "space and try again."
                 ) from error
             raise DrossError(
-                f"{self.path} cannot be used ({error}). Does its folder exist, and may you write "
-                "to it?"
+                f"{self.path} cannot be used ({error}). Check that its folder exists and that you "
+                "have permission to write to it."
             ) from error
 
 
@@ -411,11 +412,11 @@ def check_decision(id: int, action: str, label: str | None) -> Decision:
     if type(id) is not int or id < 0:
         raise InvalidInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:
-        raise InvalidInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
+        raise InvalidInput(f"{action!r} is not a decision. Use one of {', '.join(ACTIONS)}.")
     if not isinstance(label, str if action == "relabel" else type(None)):
         raise InvalidInput(
-            "A relabel needs the new label as text, and no other decision takes a label; this is "
-            f"{action}, {label!r}."
+            "A relabel decision needs the new label as a string, and no other decision takes a "
+            f"label; got {action} with label {label!r}."
         )
     return action, label
 
@@ -447,16 +448,17 @@ def check_belongs(
         if not 0 <= id < count:
             whose = "training" if part == TRAIN else part
             raise InputChanged(
-                f"{path} decides about instance {id}, but there are only {count} {whose} "
-                "instances. It belongs to other data: restore the right one, or move it away."
+                f"{path} contains a decision about instance {id}, but there are only {count} "
+                f"{whose} instances. It belongs to different data: restore the right file, or move "
+                "this one elsewhere."
             )
         if label is None:
             continue
         if not (label in classes if classes else read_learnable(label) is not None):
             kind = "class" if classes else "number"
             raise InvalidInput(
-                f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
-                f"Decide about it again with dross review {path.parent}."
+                f"{path} relabels instance {id} as {label!r}, which is not a {kind} in these data. "
+                f"Review that instance again with dross review {path.parent}."
             )
 
 

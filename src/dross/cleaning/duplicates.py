@@ -48,15 +48,16 @@ class Copies:
     """
 
     table: Frame
-    """One row per instance that has a copy, group by group: those that are also in the test part
-    first, then in the validation part, then those whose labels differ, then the others.
+    """One row per instance that has a copy, ordered by group: first the groups with an instance in
+    the test set, then those with one in the validation set, then those whose labels differ, then
+    the rest.
 
-    group: its number; part: train, validation or test; id: its place in that part; source; label;
-    same: a number shared by those that are the same, pixel for pixel or cell for cell; exact:
-    whether another one is the same; distance: to the nearest of the group, as a share of what is
-    usual between neighbours."""
+    group: the number of the group; part: train, validation or test; id: the position in that set;
+    source; label; same: a number shared by instances that are identical, pixel for pixel or cell
+    for cell; exact: whether an identical instance exists; distance: the distance to the nearest
+    instance in the group, as a fraction of the typical distance between neighbours."""
     content: Frame
-    """What each of them looks like, in the order of `table`."""
+    """The content of each instance, in the same order as `table`."""
 
     def __len__(self) -> int:
         """How many groups there are."""
@@ -592,22 +593,22 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
     if leaked:
         which = " and ".join(f"{leaked[part]:,} of {sizes[part]:,} {part}" for part in leaked)
         are = "is" if sum(leaked.values()) == 1 else "are"
-        result = "the verdict" if "test" in leaked else "what they measure"
+        result = "the verdict" if "test" in leaked else "results measured on them"
         sentences.append(
-            f"{which} instances {are} also in the training part, the same or nearly the same: "
-            f"{result} is too optimistic."
+            f"{which} instances {are} also in the training set, as exact or near copies, which "
+            f"makes {result} too optimistic."
         )
     if counts.train:
         conflict = ""
         if counts.conflicting:
             where = f"in {counts.conflicting:,} of them" if counts.groups > 1 else "there"
-            conflict = f"; {where} the labels differ, so one is wrong"
+            conflict = f"; the labels differ {where}, so at least one of them is wrong"
         sentences.append(
-            f"{counts.train:,} training instances are the same as another one, or nearly, in "
+            f"{counts.train:,} training instances are exact or near copies of another, in "
             f"{say_count(counts.groups, 'group')}{conflict}."
         )
     if sentences:
-        sentences.append("The list Copies in dross review shows them: remove what is there twice.")
+        sentences.append("dross review lists them under Copies: remove the duplicates there.")
     return " ".join(sentences)
 
 
@@ -617,8 +618,8 @@ def describe_natural(counts: CopyCounts, modality: Modality) -> str:
         return ""
     why = "texts of a few words" if modality.has_text else "columns with few values"
     return (
-        f"{counts.natural:,} training instances are equal to others, as expected with {why}. "
-        "They are not listed."
+        f"{counts.natural:,} training instances are identical to others, which is expected for "
+        f"{why}. They are not listed."
     )
 
 
@@ -632,16 +633,16 @@ def describe_group(copies: Copies, number: int, *, classes: bool) -> str:
     present = {row["part"] for row in rows}
     others = [part for part in ("test", "validation") if part in present]
     if others:
-        where = f"in the training and in the {' and in the '.join(others)} part"
-        advice = "results there are too optimistic. Remove it here or there."
+        where = " and ".join(f"the {part} set" for part in ("training", *others))
+        advice = "this makes results too optimistic. Keep it in one of them only."
     else:
-        where = f"in the training part {len(rows)} times"
+        where = f"the training set {len(rows)} times"
         advice = "keep one."
     labels = sorted({row["label"] for row in rows})
     conflict = ""
     if classes and len(labels) > 1:
-        conflict = f" The labels differ ({', '.join(labels[:5])}): one is wrong."
-    return f"{likeness}, {where}: {advice}{conflict}"
+        conflict = f" The labels differ ({', '.join(labels[:5])}), so at least one is wrong."
+    return f"{likeness}, in {where}: {advice}{conflict}"
 
 
 def mark_copy(copies: Copies, id: int) -> dict[str, Any] | None:
@@ -656,9 +657,9 @@ def mark_copy(copies: Copies, id: int) -> dict[str, Any] | None:
 
 
 def name_place(row: dict[str, Any]) -> str:
-    """Where an instance is: "row 17", or "row 17 of the test part"."""
+    """Where an instance is: "row 17", or "row 17 in the test set"."""
     part, source = row["part"], str(row["source"])
-    return source if part == "train" else f"{source} of the {part} part"
+    return source if part == "train" else f"{source} in the {part} set"
 
 
 def name_likeness(same: bool) -> str:

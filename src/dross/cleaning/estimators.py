@@ -70,7 +70,7 @@ def find_model(model: Any, task: Task) -> JudgingModel:
         if ":" not in entry:
             raise InvalidInput(
                 f"`estimator` takes sklearn:NAME or module:function, and '{entry}' has no colon. "
-                f"For a class of scikit-learn: `estimator='sklearn:{_nearest(entry, task) or entry}'`."
+                f"For a scikit-learn class: `estimator='sklearn:{_nearest(entry, task) or entry}'`."
             )
         estimator = import_function(entry) if _is_own_code(entry) else _find_class(entry, task)
     if isinstance(estimator, type) or (entry and callable(estimator)):
@@ -79,8 +79,8 @@ def find_model(model: Any, task: Task) -> JudgingModel:
     for method in ("fit", "predict"):
         if not callable(getattr(estimator, method, None)):
             raise InvalidInput(
-                f"{name} has no {method}: it is not an estimator that can judge. Give one with fit "
-                "and predict, such as sklearn:HistGradientBoostingClassifier."
+                f"{name} has no {method} method, so it cannot be used as an estimator here. Pass "
+                "one that has fit and predict, such as sklearn:HistGradientBoostingClassifier."
             )
     _check_kind(estimator, name, task)
     return JudgingModel(estimator, f"{name} ({entry})" if _is_own_code(entry) else name, entry)
@@ -126,10 +126,12 @@ def _make(make: Any, entry: str) -> Any:
         return make()
     except Exception as error:  # somebody else's code can fail in any way
         who = f"`estimator={entry!r}`" if entry else f"The class {make.__name__}"
-        needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
+        needs = "it must not require arguments"
+        if not isinstance(error, TypeError):
+            needs = "it must not raise an error"
         raise InvalidInput(
-            f"{who} could not be made into an estimator ({type(error).__name__}: "
-            f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
+            f"{who} could not be instantiated as an estimator ({type(error).__name__}: "
+            f"{first_line(error)}); {needs}. Write a function that returns the estimator, and pass "
             f"it as `estimator='module:function'`."
         ) from error
 
@@ -149,10 +151,10 @@ def _check_kind(estimator: Any, name: str, task: Task) -> None:
     other = f"{type(estimator).__name__.removesuffix('Classifier').removesuffix('Regressor')}"
     other += task.estimator.capitalize()
     hint = f", such as sklearn:{other}" if other in _list_estimators() else ""
-    learned = "classes" if task is CLASSIFICATION else "a number"
+    learned = "classes" if task is CLASSIFICATION else "numbers"
     article = "an" if kind[0] in "aeiou" else "a"
     raise InvalidInput(
-        f"{name} is {article} {kind.replace('_', ' ')}, but the label of this project is "
+        f"{name} is {article} {kind.replace('_', ' ')}, but the labels of this project are "
         f"{learned}. Judge with a {task.estimator}{hint}."
     )
 
@@ -247,8 +249,8 @@ class Estimators:
                 return self._predict_classes(estimator, queries, present)
         except Exception as error:  # somebody else's code can fail in any way
             raise InvalidInput(
-                f"{self.model.name} fails to {step} ({type(error).__name__}: {first_line(error)}). "
-                "No verdict was written, and the project is unchanged."
+                f"{self.model.name} failed to {step} ({type(error).__name__}: "
+                f"{first_line(error)}). No verdict was written, and the project is unchanged."
             ) from error
 
     def _predict_classes(

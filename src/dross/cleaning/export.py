@@ -90,8 +90,8 @@ def export(
     request = project.request
     if request.is_code:
         raise InvalidInput(
-            "The data came from a Python function; there is no file to copy. "
-            "scores.csv has the places in the training part."
+            "The data came from a Python function, so there is no file to copy. "
+            "scores.csv lists the position of each instance in the training set."
         )
     edits = choose_edits(project, remove, relabel, decisions=False, plan=plan)
     listed = to.with_name(f"{to.name}-decisions.csv") if to.name else to
@@ -116,7 +116,7 @@ def export(
 def _check_targets(project: Project, request: Request, to: Path, listed: Path) -> None:
     """Compare everything that will be written with everything that must stay."""
     if to.name in ("", ".."):
-        raise InvalidInput(f"'{to}' is not a name for a copy. Give the copy its own name.")
+        raise InvalidInput(f"'{to}' cannot be used as the name of the copy. Choose another name.")
     source, inputs = find_place(request.data), input_paths(request)
     if project.modality is CHATS:
         check_same_format(source, to)
@@ -131,7 +131,7 @@ def _check_targets(project: Project, request: Request, to: Path, listed: Path) -
         check_output_file(path, inputs)
         place = path.resolve()
         if folder in place.parents and is_written_by_dross(place.relative_to(folder).as_posix()):
-            raise InvalidInput(f"{path} is a file of the project itself. Choose another name.")
+            raise InvalidInput(f"{path} is one of the project's own files. Choose another name.")
     if is_folder(source):
         check_output_folder(to, inputs | {"project": project.folder})
 
@@ -154,7 +154,7 @@ def _check_suffix(source: Place, to: Path) -> None:
 def _check_free(to: Path, listed: Path, overwrite: bool) -> None:
     for path in (to, listed):
         if path.is_dir():
-            raise InvalidInput(f"{path} is a folder that exists. Choose another name.")
+            raise InvalidInput(f"{path} is an existing folder. Choose another name.")
         if path.exists() and not overwrite:
             raise InvalidInput(
                 f"{path} already exists. Choose another name, or pass `overwrite=True`."
@@ -212,8 +212,9 @@ def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> A
     source = find_place(request.data)
     if request.is_code or is_folder(source):
         raise InvalidInput(
-            "The data are images in a folder, or came from a Python function: there is no table "
-            "to return. dross.export writes a cleaned folder; scores.csv has the places."
+            "The data are images in a folder or came from a Python function, so there is no table "
+            "to return. dross.export writes a cleaned folder of images; scores.csv lists the "
+            "position of each instance."
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
     compare_digests(project, digest_inputs(request, without="data"))
@@ -230,6 +231,5 @@ def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> A
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptFile(
-            f"{project.folder} holds no valid record of the types of its data "
-            f"({first_line(error)}). {MEND}"
+            f"{project.folder} has no valid record of its data types ({first_line(error)}). {MEND}"
         ) from error

@@ -36,8 +36,8 @@ _CHUNK = 64  # images, or texts: the most that an interrupted computation has to
 _AT_ONCE = 32  # pass through a network together
 _LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
 _ORDER = (
-    "It must have one row for each instance, in the order of the input: rows of a table as they "
-    "stand, images sorted by path; then those of the validation data, then those of the test data."
+    "It must have one row per instance, in the order of the input: training, then validation, then "
+    "test data. Table rows keep their order; images are sorted by path."
 )
 
 Compute = Callable[[Sequence[Any]], Tensor]  # images or texts -> features, float32 [N, d]
@@ -81,15 +81,17 @@ def check_backbone(name: str, modality: Modality) -> None:
     if library is None or not bool(colon) == bool(model) == library.has_names:
         known = [f"{key}:NAME" if one.has_names else key for key, one in _LIBRARIES.items()]
         raise InvalidInput(
-            f"There is no backbone '{name}'. It is one of {', '.join(known)}, or {NONE}."
+            f"There is no backbone '{name}'. Use one of {', '.join(known)}, or {NONE}."
         )
     if modality is not library.modality:
         raise InvalidInput(
-            f"The backbone {name} looks at {library.modality.name}, but these data are read as "
+            f"The backbone {name} takes {library.modality.name}, but these data were read as "
             f"{modality.name}. Leave `backbone` out, or pass your own `features`."
         )
     if not is_installed(name):
-        raise InvalidInput(f"The backbone {name} is not installed. Install it: {library.install}")
+        raise InvalidInput(
+            f"The backbone {name} is not installed. Install it with: {library.install}"
+        )
 
 
 def is_installed(name: str) -> bool:
@@ -119,9 +121,10 @@ def load_backbone(name: str, device: torch.device) -> Compute:
             importlib.import_module(module)
     except Exception as error:  # a library that was built for another torch raises anything
         raise InvalidInput(
-            f"The library of the backbone {name} is installed, but cannot be imported here "
-            f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
-            f"{torch.__version__} ({library.install}), or choose another with `backbone`."
+            f"The library that the backbone {name} needs is installed but cannot be imported "
+            f"({type(error).__name__}: {first_line(error)}). Install a version that is compatible "
+            f"with torch {torch.__version__} ({library.install}), or choose another backbone with "
+            "`backbone`."
         ) from error
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
@@ -132,9 +135,10 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         raise
     except Exception as error:  # each library has its own errors for a lost network or a wrong name
         raise InvalidInput(
-            f"The weights of the backbone {name} cannot be fetched or read "
-            f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
-            f"choose another with `backbone`. What was computed so far is kept."
+            f"The weights of the backbone {name} cannot be downloaded or read "
+            f"({type(error).__name__}: {first_line(error)}). Check the name and your network "
+            "connection, or choose another backbone with `backbone`. Results computed so far are "
+            "kept."
         ) from error
     finally:
         logger.setLevel(level)
@@ -314,7 +318,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
         others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
         if others:
             raise InvalidInput(
-                f"{path}: the columns {', '.join(others[:3])} are not numbers. Leave them out: "
+                f"{path}: these columns are not numeric: {', '.join(others[:3])}. Leave them out: "
                 "rows are matched by their order alone."
             )
         rows = frame.to_numpy(dtype=np.float64)
@@ -323,19 +327,20 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
             rows = np.load(io.BytesIO(raw), allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             raise InvalidInput(
-                f"{path} cannot be read as .npy ({first_line(error)}). Features are a .npy file "
-                "with an array [instances, features], or a Parquet file whose columns are numbers."
+                f"{path} cannot be read as .npy ({first_line(error)}). Features must be a .npy "
+                "file with an [instances, features] array, or a Parquet file whose columns are all "
+                "numeric."
             ) from None
     if rows.ndim != 2 or rows.shape[1] == 0:
         shape = " x ".join(map(str, rows.shape))
         raise InvalidInput(f"{path} has the shape [{shape}], not [instances, features]. {_ORDER}")
     if rows.dtype.kind not in "fiub":
-        raise InvalidInput(f"{path} holds {rows.dtype}, not real numbers.")
+        raise InvalidInput(f"{path} contains {rows.dtype}, not real numbers.")
     if len(rows) != count:
         noted = f" Instances that were left out of the input must be left out here, too: {left_out}"
         raise InvalidInput(
-            f"{path} has features of {len(rows):,} instances, but the input has {count:,}. {_ORDER}"
-            + (noted if left_out else "")
+            f"{path} has features for {len(rows):,} instances, but the input has {count:,}. "
+            f"{_ORDER}" + (noted if left_out else "")
         )
     rows = rows.astype(np.float64)
     wrong = np.argwhere(~(np.abs(rows) <= LARGEST))
@@ -344,7 +349,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
         more = len(np.unique(wrong[:, 0])) - 1
         raise InvalidInput(
             f"{path}: row {row} (the first is 0), feature {column} is {rows[row, column]:g}"
-            + (f", and {more:,} more rows are like it" if more else "")
+            + (f", and {more:,} more rows have the same problem" if more else "")
             + ". Features must be finite numbers: correct them, or leave the column out."
         )
     return rows.astype(np.float32)
@@ -436,9 +441,9 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
         if digest_features(features) == digest:
             return features
     raise CorruptFile(
-        f"{store.folder} lacks a part of the features that the models of this project learned, or "
-        "holds others. Run dross clean again with `overwrite=True`; your decisions are set aside, not "
-        "deleted."
+        f"{store.folder} does not contain the same features that this project's models were "
+        "trained on. Run dross clean again with `overwrite=True`; your decisions are set aside, "
+        "not deleted."
     )
 
 

@@ -87,7 +87,7 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
     elif info.modality.has_tokens:
         why = f"On held-out examples: {figures}. {reason}"
     else:
-        why = f"Models improve by more than chance on held-out instances: {figures}."
+        why = f"Models improve on held-out instances by more than chance would explain: {figures}."
     warnings = ""
     if info.classes:
         labels = instances["label"].tolist()
@@ -103,8 +103,8 @@ def describe_figures(plan: PlanResult) -> str:
             continue
         words = describe_figure(name, figure)
         changes.append(
-            f"{name} {words['before']} -> {words['after']} ({words['change']}, 95 % interval "
-            f"{words['interval']})"
+            f"{name} {words['before']} -> {words['after']} ({words['change']}, 95 % confidence "
+            f"interval {words['interval']})"
         )
     return "; ".join(changes)
 
@@ -129,7 +129,8 @@ def describe_checks(info: ProjectInfo) -> str:
     minutes = max(1, round(labels.to_check * _SECONDS_PER_CHECK / 60))
     return (
         f"Check {say_count(labels.to_check, noun)} (about {say_count(minutes, 'minute')}) with "
-        "dross review, then run the same dross clean command again: it uses what you said."
+        "dross review, then run the same dross clean command again: it takes your answers into "
+        "account."
     )
 
 
@@ -157,9 +158,9 @@ def warn_of_disagreement(info: ProjectInfo) -> str | None:
     if agreement is None or agreement >= _POOR_AGREEMENT:
         return None
     return (
-        f"The {info.runs} runs agree poorly on what is harmful (rank correlation "
-        f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
-        f"A higher `repeats` of dross clean makes it more stable."
+        f"The {info.runs} runs agree poorly on what is harmful (the rank correlation between "
+        f"halves of the runs is {agreement:.2f}): more than half of the ranking is due to chance. "
+        "To make the ranking more stable, run dross clean with a higher `repeats`."
     )
 
 
@@ -173,7 +174,7 @@ def _describe_harmful(info: ProjectInfo, instances: Frame) -> str:
     learned = instances["learned_in"]
     always = (instances["harmful_in"] == learned) & (learned > 0)
     several = int(learned.max()) > 1
-    which = "every run that learned them" if several else "the run that was recorded"
+    which = "every run that trained on them" if several else "the recorded run"
     return (
         f"{int(always.sum()):,} of {len(instances):,} training instances raise the "
         f"{info.measure} in {which}."
@@ -187,9 +188,9 @@ def _warn_of_vanished(labels: list[str], plan: PlanResult) -> str:
         return ""
     it = "it" if len(gone) == 1 else "them"
     return (
-        f" But it leaves no training instance of {name_some(gone)}, and no model can predict {it} "
-        f"then. If {it} should be predicted, look at those instances and keep the right ones: "
-        "dross review."
+        f" But this would leave no training instances of {name_some(gone)}, so no model could "
+        f"predict {it}. If {it} should still be predicted, review those instances with dross "
+        "review and keep the correct ones."
     )
 
 
@@ -204,9 +205,9 @@ def _warn_of_one_class(labels: list[str], plan: PlanResult) -> str:
     if most.lost < _MOST_FROM_ONE_CLASS * count or holds_nearly_all:
         return ""
     return (
-        f" But {most.lost} of them are '{most.name}': that shifts the decision between the classes more "
-        "than it removes mistakes. Look at them, and at those that are probably mislabelled, "
-        "before you remove them."
+        f" But {most.lost} of them are '{most.name}': removing them shifts the decision boundary "
+        "between the classes more than it corrects mistakes. Review them, and those that are "
+        "probably mislabelled, before you remove them."
     )
 
 

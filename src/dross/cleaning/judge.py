@@ -158,7 +158,7 @@ def judge(
     uses_workers(n_jobs)  # raises if there cannot be that many
     if has_chats and estimator is not None:
         raise InvalidInput(
-            "Chats are judged by the model that is fine-tuned: leave out `estimator`."
+            "Chats are judged with the fine-tuned model itself: leave out `estimator`."
         )
     with show_progress(project.folder) as tell:  # fails now, not after an hour of training
         delete_stale_files(project.folder)
@@ -202,8 +202,8 @@ def judge(
 def check_seeds(count: int) -> None:
     """Refuse, with InvalidInput, too few seeds for a comparison, and more than anybody needs."""
     if count < 2:
-        raise InvalidInput("A comparison needs at least 2 seeds; 10 are a good number.")
-    why = "each trains three models; 10 are a good number"
+        raise InvalidInput("A comparison needs at least 2 seeds; 10 is a good number.")
+    why = "each seed trains three models; 10 is a good number"
     check_count(count, "`seeds`", at_most=_MAX_SEEDS, because=why)
 
 
@@ -371,8 +371,8 @@ def judge_rows(
     if model is not None:
         if vanished and len(vanished) >= len(y.unique()) - 1:
             raise InvalidInput(
-                "Only one class has instances in training after these edits: there is nothing left "
-                f"to tell apart, and {model.name} cannot learn it. Remove fewer."
+                "After these edits, only one class has training instances: there is nothing left "
+                f"to distinguish, so {model.name} cannot be trained. Remove fewer."
             )
         estimators = Estimators(model, rows.classes, data.scale)
         estimators, warned = _try_estimators(estimators, x, y, pieces[0].fold)
@@ -432,7 +432,7 @@ def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
     for id, label in edits.relabelled.items():
         known = data.source.task.read(label, classes)
         if known is None:
-            what = "one of the classes" if classes else "a number to learn"
+            what = "one of the classes" if classes else "a valid number"
             raise InvalidInput(f"Some instances were relabelled as '{label}', which is not {what}.")
         relabelled[id] = classes.index(label) if classes else known
     return Edits(edits.removed, relabelled)

@@ -17,6 +17,7 @@ from scipy import sparse
 
 from .._checks import check_name
 from .._io import digest_file, write_bytes
+from .._text import say_count
 from ..errors import DrossError, InvalidInput, first_line
 from .modality import PARTS, Frame, Series
 
@@ -173,7 +174,7 @@ def store_data(
             part = _make_part(x, y, name)
             if (part.images is None) != (train.images is None):
                 raise InvalidInput(
-                    f"{name} and X are of different kinds: only one of them is images."
+                    f"{name} and X are of different kinds: only one of them contains images."
                 )
             part.frame = part.frame.rename(columns={part.label: train.label})
             _write(part, name, place, images)
@@ -196,7 +197,9 @@ def _take_frame(x: Frame, who: str) -> _Part:
     )
     types.integer_columns = all(isinstance(name, (int, np.integer)) for name in x.columns)
     if x.columns.nlevels > 1:
-        raise InvalidInput(f"{who} has columns of several levels. Give them one name each.")
+        raise InvalidInput(
+            f"{who} has multi-level columns. Flatten them so that each column has a single name."
+        )
     if x.size == 0:
         raise InvalidInput(f"{who} is empty: it has the shape {x.shape}.")
     frame: Any = x.copy(deep=False)
@@ -206,7 +209,7 @@ def _take_frame(x: Frame, who: str) -> _Part:
     names = pandas.Index([str(name) for name in frame.columns])
     if not names.is_unique:
         twice = names[names.duplicated()][0]
-        raise InvalidInput(f"{who} has two columns named '{twice}'. Give one of them another name.")
+        raise InvalidInput(f"{who} has two columns named '{twice}'. Rename one of them.")
     frame.columns = names
     return _Part(frame, types)
 
@@ -215,13 +218,16 @@ def _take_array(x: Any, who: str) -> _Part:
     array, types = _as_array(x, who)
     if array.ndim == 0:
         raise InvalidInput(
-            f"{who} has the type {type(x).__name__}; dross takes a DataFrame, an array, a tensor, "
-            "a sparse matrix, a list of texts, or the name of a file."
+            f"{who} is of type {type(x).__name__}; dross takes a DataFrame, an array, a tensor, a "
+            "sparse matrix, a list of strings, or a file name."
         )
     if array.size == 0:
         raise InvalidInput(f"{who} is empty: it has the shape {array.shape}.")
     if array.dtype.kind == "c":
-        raise InvalidInput(f"{who} has complex numbers. Give their parts as columns.")
+        raise InvalidInput(
+            f"{who} contains complex numbers. Pass the real and imaginary parts as separate "
+            "columns."
+        )
     types.x_dtype = types.x_dtype or str(array.dtype)
     types.dimensions = array.ndim
     if array.ndim > 2:
@@ -246,7 +252,7 @@ def _as_array(x: Any, who: str) -> tuple[np.ndarray, DataTypes]:
             raise InvalidInput(
                 f"{who} is a sparse matrix of {x.shape[0]:,} x {x.shape[1]:,}, which dross would "
                 f"have to make dense; the limit is {_MAX_CELLS:,} cells. Reduce it first, for "
-                "example with sklearn's TruncatedSVD; or give texts as they are."
+                "example with scikit-learn's TruncatedSVD, or pass the raw texts."
             )
         is_array = isinstance(x, sparse.sparray)
         return x.toarray(), DataTypes("sparse", sparse_format=x.format, sparse_array=is_array)
@@ -258,8 +264,8 @@ def _as_array(x: Any, who: str) -> tuple[np.ndarray, DataTypes]:
         return np.asarray(x), types
     except ValueError as error:
         raise InvalidInput(
-            f"{who} cannot be made into an array ({first_line(error)}). Do all instances have "
-            "the same number of values?"
+            f"{who} cannot be converted to an array ({first_line(error)}). Check that all "
+            "instances have the same number of values."
         ) from None
 
 
@@ -284,12 +290,14 @@ def _as_images(array: np.ndarray, types: DataTypes, who: str) -> np.ndarray:
         types.channels = next((name for name in layouts if channels[name] in _CHANNELS), None)
     if types.channels is None or array.dtype.kind not in "buif":
         raise InvalidInput(
-            f"{who} has the shape {array.shape} and the type {array.dtype}. With more than two "
-            "dimensions it is taken for images: [N, H, W], or [N, H, W, C] or [N, C, H, W] with "
-            "1, 3 or 4 channels. For anything else give one row of numbers for each instance."
+            f"{who} has the shape {array.shape} and the type {array.dtype}. An array with more "
+            "than two dimensions is treated as images: [N, H, W], or [N, H, W, C] or [N, C, H, W] "
+            "with 1, 3 or 4 channels. For other data, pass one row of numbers per instance."
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InvalidInput(f"{who} has pixels that are not finite numbers. Correct them first.")
+        raise InvalidInput(
+            f"{who} contains pixels that are not finite numbers. Correct them first."
+        )
     return np.ascontiguousarray(np.moveaxis(array, 1, 3) if types.channels == "first" else array)
 
 
@@ -297,12 +305,12 @@ def _add_labels(part: _Part, y: Any, who: str) -> None:
     """Add the labels as a column, which takes the name of a Series, if it has one."""
     if part.types.x == "frame" and y is None:
         raise InvalidInput(
-            "Which column is to be predicted? Call dross.clean(frame, 'name of the column') or "
+            "Which column should be predicted? Call dross.clean(frame, 'name of the column') or "
             "dross.clean(X, y)."
         )
     if part.types.x != "frame" and (y is None or isinstance(y, str)):
         raise InvalidInput(
-            f"{who} is not a DataFrame, so its labels have to be given with it: "
+            f"{who} is not a DataFrame, so its labels must be passed with it: "
             + ("dross.clean(X, y)." if who == "X" else f"{who}=(X, y).")
         )
     if isinstance(y, str):
@@ -336,14 +344,14 @@ def _as_labels(y: Any, part: _Part, who: str) -> Series:
         y = _as_column(y, who)
     if len(y) != len(part.frame):
         raise InvalidInput(
-            f"{who} has {len(y):,} labels, but there are {len(part.frame):,} instances. Each needs "
-            "one."
+            f"{who} has {len(y):,} labels, but there are {len(part.frame):,} instances. Pass "
+            "exactly one label per instance."
         )
     missing = np.flatnonzero(y.isna().to_numpy())
     if len(missing):
         raise InvalidInput(
-            f"{who} has {len(missing):,} labels that are missing (NaN or None), the first at place "
-            f"{missing[0]}. Leave these instances out, or label them."
+            f"{who} has {say_count(len(missing), 'missing label')} (NaN or None), the first at "
+            f"position {missing[0]}. Leave these instances out, or label them."
         )
     if isinstance(y.dtype, pandas.CategoricalDtype):
         types.categories.append(part.label)
@@ -372,11 +380,11 @@ def _as_column(y: Any, who: str) -> Series:
         array = array[:, 0]
     if array.ndim != 1:
         raise InvalidInput(
-            f"{who} has the shape {array.shape}; it must be one label for each instance. For "
+            f"{who} has the shape {array.shape}; it must contain one label per instance. For "
             "one-hot labels, pass y.argmax(1)."
         )
     if array.dtype.kind == "c":
-        raise InvalidInput(f"{who} has complex numbers, which dross cannot learn.")
+        raise InvalidInput(f"{who} contains complex numbers, which are not supported as labels.")
     return pandas.Series(array)
 
 
@@ -400,8 +408,9 @@ def _simplify(column: Series, who: str) -> Series:
     for place, cell in zip(np.flatnonzero(present), cells):
         if not isinstance(cell, _SIMPLE):
             raise InvalidInput(
-                f"{who} holds objects other than numbers, texts and dates: the first, at "
-                f"place {place}, is of type {type(cell).__name__}. Give columns of simple values."
+                f"{who} contains objects other than numbers, strings and dates: the first, at "
+                f"position {place}, is of type {type(cell).__name__}. Pass columns of plain "
+                "numbers, strings or dates."
             )
     if all(isinstance(cell, str) for cell in cells):
         return column
@@ -430,7 +439,7 @@ def _write(part: _Part, name: str, place: Path, images: str | None) -> None:
     except OSError as error:
         raise DrossError(f"{table} cannot be written: {error.strerror or error}.") from error
     except Exception as error:  # cells that Parquet has no type for
-        raise InvalidInput(f"The data cannot be kept as Parquet: {first_line(error)}.") from error
+        raise InvalidInput(f"The data cannot be stored as Parquet: {first_line(error)}.") from error
 
 
 # --- and back -------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def assemble(
 ) -> PreparedData:
     """Put a data set together; the targets are scaled by the labels of the training part."""
     uses = np.bincount(np.concatenate(list(parts.values())), minlength=len(source))
-    assert len(uses) == len(source) and uses.max() <= 1, "an instance is in two parts"
+    assert len(uses) == len(source) and uses.max() <= 1, "an instance is in more than one set"
     task, classes = source.task, source.classes
     scale = task.scale(source.labels[parts["train"]])
     y = {part: task.encode(source.labels[ids], classes, scale) for part, ids in parts.items()}

@@ -47,9 +47,9 @@ class Candidate:
     inputs: str = AS_READ  # AS_READ, or with the features of the job's backbone FEATURES or BOTH
 
     def describe(self, job: Job) -> str:
-        """In words: "mlp on features of efficientnet-lite0"."""
+        """In words: "mlp on features from efficientnet-lite0"."""
         as_read = job.prepared.source.modality.as_read
-        features = f"features of {job.backbone}"
+        features = f"features from {job.backbone}"
         words = {AS_READ: as_read, FEATURES: features, BOTH: f"{as_read} and {features}"}
         on = words[self.inputs]
         return self.model if on is None else f"{self.model} on {on}"
@@ -65,7 +65,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if request.backbone is not None:
         if options.model == "cnn" and request.backbone != NONE:
             raise InvalidInput(
-                f"A cnn learns images, not the features of {request.backbone}. Choose "
+                f"A CNN takes images, not features from {request.backbone}. Choose "
                 f"`model='linear'` or `model='mlp'`, or `backbone={NONE!r}`."
             )
         check_backbone(request.backbone, modality)
@@ -77,9 +77,11 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if is_installed(usual):
         return usual, ""
     if modality.has_text:
-        return NONE, f"Learned from tf-idf alone; to try embeddings too: {backbone_command(usual)}"
-    how = "a small network learns the images from scratch, as thumbnails"
-    return NONE, f"No pretrained model is installed: {how}. Install one: {backbone_command(usual)}"
+        advice = f"to try embeddings as well, run: {backbone_command(usual)}"
+        return NONE, f"Models are trained on tf-idf features only; {advice}"
+    how = "a small network is trained from scratch on thumbnails of the images"
+    advice = f"To install one, run: {backbone_command(usual)}"
+    return NONE, f"No pretrained model is installed: {how}. {advice}"
 
 
 def list_candidates(job: Job) -> list[Candidate]:
@@ -188,7 +190,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     note = ""
     if len(trials) > 1:
         losses = ", ".join(f"{trial.candidate.describe(job)} {trial.loss:.3f}" for trial in trials)
-        note = f"Held-out loss: {losses}. Taken: {model}."
+        note = f"Held-out loss: {losses}. Selected: {model}."
         job.say(note)
     search = best.search
     recipe = search.recipe
@@ -203,7 +205,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     )
     write_sealed(job.folder / _FILE, kept)
     job.say(
-        f"Model: {model}, rate {recipe.rate:g}, {recipe.epochs} epochs in batches of "
+        f"Model: {model}, learning rate {recipe.rate:g}, {recipe.epochs} epochs in batches of "
         f"{recipe.batch_size} ({_describe_origins(job)})."
     )
     return replace(job, prepared=_add_note(best.data, note)), search
@@ -290,6 +292,6 @@ def _describe_origins(job: Job) -> str:
     values = {"lr": options.lr, "epochs": options.epochs, "batch_size": options.batch_size}
     chosen = [f"`{name}`" for name, value in values.items() if value is None]
     if not chosen:
-        return "as given"
-    rest = ", the rest as given" if len(chosen) < len(values) else ""
-    return f"chosen; change with {', '.join(chosen)}{rest}"
+        return "as specified"
+    rest = "; the rest as specified" if len(chosen) < len(values) else ""
+    return f"chosen automatically; change with {', '.join(chosen)}{rest}"

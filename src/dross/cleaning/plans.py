@@ -164,25 +164,28 @@ RULES: dict[str, Rule] = {
         touch=0.5,
         relabel=0.9,
         remove=True,
-        words="relabel where another label is above 90 %, remove the other rows above 50 % wrong",
+        words="relabel rows for which another label is more than 90 % likely, and remove other "
+        "rows that are more than 50 % likely to be wrong",
     ),
     "wrong-70": Rule(
         touch=0.7,
         relabel=0.9,
         remove=True,
-        words="relabel where another label is above 90 %, remove the other rows above 70 % wrong",
+        words="relabel rows for which another label is more than 90 % likely, and remove other "
+        "rows that are more than 70 % likely to be wrong",
     ),
     "wrong-90": Rule(
         touch=0.9,
         relabel=0.9,
         remove=True,
-        words="relabel where another label is above 90 %, remove the other rows above 90 % wrong",
+        words="relabel rows for which another label is more than 90 % likely, and remove other "
+        "rows that are more than 90 % likely to be wrong",
     ),
     "relabel-90": Rule(
         touch=0.5,
         relabel=0.9,
         remove=False,
-        words="relabel where another label is above 90 %, remove nothing",
+        words="relabel rows for which another label is more than 90 % likely, and remove nothing",
     ),
 }
 
@@ -454,7 +457,7 @@ def recommend(
     if compared[0].allowed:
         best = plans[0]
         noun = "row" if len(best) == 1 else "rows"
-        reason = f"Models improve by more than chance if you {best.what} {noun}."
+        reason = f"Models improve by more than chance would explain if you {best.what} {noun}."
         return Recommendation(plans, best.name, "recommended", reason)
     likely = int(((noise.p_wrong > LIKELY) & ~rows.anchors).sum())
     aware_score = f"{NOISE_AWARE}{_score_name(rows)}"
@@ -462,11 +465,12 @@ def recommend(
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks = draw_checks(rows, noise, list(edits.values()), seed)
         reason = (
-            f"{likely:,} labels look wrong, but the classes may also just overlap there: "
-            f"check {len(checks)} labels to decide."
+            f"{likely:,} labels look wrong, but the classes may simply overlap there: check "
+            f"{len(checks)} labels to find out."
         )
         return Recommendation(plans, None, "undecided", reason, checks)
-    return Recommendation(plans, None, "no gain", "No plan improves models by more than chance.")
+    reason = "No plan improves models by more than chance would explain."
+    return Recommendation(plans, None, "no gain", reason)
 
 
 class _ComparedPlan(NamedTuple):
@@ -754,9 +758,7 @@ def draw_plans(
             panel.plot(unit * figure.change, place, marker="o", color=colour, markersize=5)
         panel.axvline(0, color="0.4", linewidth=0.7)
         panel.set_yticks(places, [plan.name for plan in plans])
-        panel.set(
-            xlabel=f"change of the {name}, points" if unit == 100 else f"change of the {name}"
-        )
+        panel.set(xlabel=f"change in {name} (points)" if unit == 100 else f"change in {name}")
         panel.margins(y=0.2)
         panel.locator_params(axis="x", nbins=5)
 

@@ -407,7 +407,7 @@ class Project:
 
 # --- its input, read again ------------------------------------------------------------------------
 
-_RESTORE = "Put it back as it was, or run dross clean again."
+_RESTORE = "Restore the original, or run dross clean again."
 
 
 def needed_code(project: Project, *, needs_model: bool = True) -> list[str]:
@@ -442,8 +442,9 @@ def reopen_inputs(
     missing = [entry for entry in needed if entry not in trust_code]
     if missing:
         raise InvalidInput(
-            f"{project.folder} was made with code that is not a part of dross, and using it runs "
-            f"that code: {', '.join(missing)}. Read it. If you trust it, pass `trust_code={needed}`."
+            f"{project.folder} was made with code that is not part of dross, and using the project "
+            f"runs that code: {', '.join(missing)}. Read the code first; if you trust it, pass "
+            f"`trust_code={needed}`."
         )
     compare_digests(project, digest_inputs(project.request))
     prepared = prepare(project.request)
@@ -468,8 +469,8 @@ def compare_digests(project: Project, found: dict[str, str]) -> None:
         if project.info.input_files.get(name) != digest:
             path = getattr(project.request, name, name)
             raise InputChanged(
-                f"{path} has changed since dross clean read it, if only in a column or a file "
-                f"that is not learned from. {_RESTORE}"
+                f"{path} has changed since dross clean read it, even if only in a column or file "
+                f"that the models do not use. {_RESTORE}"
             )
 
 
@@ -552,9 +553,9 @@ def _enter(folder: Path, info: JobInfo, overwrite: bool) -> Project | None:
     if BEGUN in names <= {BEGUN, DATA, "features"}:  # features are of one data set each
         return None  # an attempt that failed before anything else was done
     raise InvalidInput(
-        f"{folder} holds a run on other data or with other settings. Choose another folder with "
-        f"`out`, or replace it with `overwrite=True` "
-        "(decisions that were made there are set aside, not deleted)."
+        f"{folder} contains results from other data or other settings. Choose another folder with "
+        "`out`, or replace it with `overwrite=True` (the decisions in it are set aside, not "
+        "deleted)."
     )
 
 

@@ -39,9 +39,9 @@ class Options:
     labels: str | None = None  # annotated or observed; by default the modality decides
 
     def __post_init__(self):
-        why = "each trains new models and keeps them on the disk"
+        why = "each run trains new models and keeps them on disk"
         check_count(self.repeats, "`repeats`", at_most=_MAX_RUNS, because=why)
-        why = "each is checked by a training without it"
+        why = "each one is checked by retraining without it"
         check_count(self.check, "`check`", at_least=1, at_most=_MAX_CHECKED, because=why)
         if self.epochs is not None:
             check_epochs(self.epochs)

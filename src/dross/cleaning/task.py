@@ -55,8 +55,8 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
         first = int(wrong[0])
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         raise InvalidInput(
-            f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to learn "
-            f"from: the largest is {LARGEST:.2g}. Correct it, or leave it empty."
+            f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to train on: "
+            f"the largest allowed value is {LARGEST:.2g}. Correct it, or leave it empty."
         )
 
 
@@ -115,13 +115,13 @@ class _Classification(LabelTask):
         classes = self.classes(labels)
         if len(classes) < 2:
             raise InvalidInput(
-                f"'{column}' is '{classes[0]}' everywhere: there is nothing to tell apart. "
-                "Is it the right column?"
+                f"'{column}' is '{classes[0]}' in every row, so there is nothing to predict. Check "
+                "that it is the right column."
             )
         if len(classes) > max(20, len(labels) // 4):
             raise InvalidInput(
                 f"'{column}' has {len(classes)} different values for {len(labels)} instances: "
-                "too many to be classes. Is it the right column? For a number to be predicted, "
+                "too many to be classes. Check that it is the right column. To predict a number, "
                 "pass `task='regression'`."
             )
 
@@ -144,7 +144,8 @@ class _Regression(LabelTask):
         check_size(names, column, labels)
         if float(np.std(labels)) == 0:
             raise InvalidInput(
-                f"'{column}' is {labels[0]:g} everywhere: there is nothing to learn."
+                f"'{column}' is {labels[0]:g} in every row, so there is nothing to predict. Check "
+                "that it is the right column."
             )
 
     def read(self, text: str, classes: Sequence[str]) -> str | float | None:
@@ -161,7 +162,9 @@ class _Regression(LabelTask):
     ) -> Tensor:
         scaled = (labels.astype(np.float64) - scale[0]) / scale[1]
         if np.abs(scaled).max(initial=0) > LARGEST:
-            raise InvalidInput("A label is too far from those of the training part to learn from.")
+            raise InvalidInput(
+                "A label is too far outside the range of the training labels to train on."
+            )
         return torch.from_numpy(scaled.astype(np.float32))[:, None]
 
 

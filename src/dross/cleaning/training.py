@@ -119,7 +119,7 @@ def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module
         )
     if len(inputs) != 3:
         raise InvalidInput(
-            f"A cnn takes images, not inputs of shape {inputs}. Choose linear or mlp."
+            f"A CNN takes images, not inputs of shape {inputs}. Choose linear or mlp."
         )
     channels, height, width = inputs
     return nn.Sequential(
@@ -442,7 +442,7 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
     }
     if not losses:
         raise Diverged(
-            "Training diverges at every rate that was tried "
+            "Training diverges at every learning rate that was tried "
             f"({', '.join(map(str, curves))}). Pass a smaller `lr`, such as 0.001."
         )
     limit = _ABOUT_AS_GOOD * min(losses.values())

@@ -79,8 +79,8 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
     returned = import_function(entry)()
     if not isinstance(returned, dict) or "train" not in returned:
         raise InvalidInput(
-            f"{entry} must return a dict with train, and if you like validation and test, each a "
-            f"pair (x, y); it returned {type(returned).__name__}."
+            f"{entry} must return a dict with the key train and, optionally, validation and test, "
+            f"each a pair (x, y); it returned {type(returned).__name__}."
         )
     x = {part: _as_tensor(returned[part][0]) for part in PARTS if part in returned}
     y = {part: _as_tensor(returned[part][1]) for part in PARTS if part in returned}
@@ -111,8 +111,8 @@ def _name_classes(targets: np.ndarray, given: list[str], entry: str) -> np.ndarr
     names = dict(enumerate(given)) or {int(value): str(value) for value in np.unique(targets)}
     if not set(targets.tolist()) <= set(names):
         raise InvalidInput(
-            f"{entry} gives {len(given)} classes, but labels run from {targets.min()} to "
-            f"{targets.max()}: label k is class k."
+            f"{entry} returns {len(given)} class names, but the labels run from {targets.min()} to "
+            f"{targets.max()}; label k must be the index of its class."
         )
     return np.array([names[int(k)] for k in targets], dtype=object)
 

@@ -358,7 +358,7 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
     opening = {
         IMPROVED: f"{model} improved",
         WORSE: f"{model} got worse",
-        INCONCLUSIVE: f"{model} did not change beyond chance",
+        INCONCLUSIVE: f"{model} did not change by more than chance would explain",
     }[verdict.verdict]
     edits = []
     if verdict.removed:
@@ -372,8 +372,8 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
     passes = f"{verdict.seeds} passes with fresh seeds"
     if verdict.resampled:
         passes = (
-            f"{verdict.seeds} bootstrap samples of the training rows (the model learns the same "
-            "with every seed)"
+            f"{verdict.seeds} bootstrap samples of the training rows (training gives the same "
+            "model with every seed)"
         )
     sentence = f"{opening} with {' and '.join(edits)}: {changes} on {where} ({passes})."
     if verdict.noise > _SMALL_NOISE and LOG_LOSS in verdict.metrics:
@@ -385,11 +385,11 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
 
 
 def describe_metric(name: str, metric: Comparison) -> str:
-    """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % interval -0.5 to -0.1)"."""
+    """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % confidence interval -0.5 to -0.1)"."""
     shown = show_metric(name, vars(metric))
     colon = ":" if name == ERROR else ""
     return (
-        f"{name}{colon} {shown.before} -> {shown.after} ({shown.change}, 95 % interval "
+        f"{name}{colon} {shown.before} -> {shown.after} ({shown.change}, 95 % confidence interval "
         f"{shown.interval})"
     )
 
@@ -403,7 +403,8 @@ def describe_plain(plain: Mapping[str, Comparison], metrics: Mapping[str, Compar
     shown = show_metric(LOG_LOSS, vars(plain[LOG_LOSS]))
     return (
         f"If all given labels counted as right, the log loss would rise from {shown.before} to "
-        f"{shown.after}: a model that predicts the true class is surer than wrong labels allow."
+        f"{shown.after}, because a model that predicts the true class is penalised for its "
+        "confidence where a label is wrong."
     )
 
 
@@ -418,11 +419,11 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     if not changed:
         return (
             f"With or without the edits, the models predict the same for all {rows:,} rows. Only "
-            "more rows to measure or more edits can show a change."
+            "more evaluation rows or more edits could reveal a change."
         )
     name, metric = min(changed.items(), key=lambda item: _relative_width(item[1]))
     if metric.interval[1] < 0 and not metric.is_better:
-        return f"As many random edits lower the {name} as much."
+        return f"The same number of random edits lowers the {name} just as much."
     margin = (metric.interval[1] - metric.interval[0]) / 2
     shown = show_metric(name, vars(metric))
     seen = shown.change
@@ -435,12 +436,13 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     if by_rows < 0.9:
         enough = _round_up(max(seeds * by_seeds**2 / (1 - by_rows**2), seeds + 2))
         return (
-            f"If the {name} really changes by {seen}, about {enough} seeds would show it (`seeds`)."
+            f"If the {name} really changes by {seen}, it would take about {enough} seeds to show "
+            "it (`seeds`)."
         )
     enough = _round_up(rows * max(by_rows, 1.0) ** 2 * 1.3)
     return (
-        f"If the {name} really changes by {seen}, about {enough} instances would show it (there "
-        f"are {rows:,})."
+        f"If the {name} really changes by {seen}, it would take about {enough} instances to show "
+        f"it (there are {rows:,})."
     )
 
 
@@ -454,14 +456,15 @@ def warn_of_sight(edits: ChosenEdits) -> str:
         return ""
     if edits.ranked:
         return (
-            "Models made this list that saw the labels which measure it, so it is not called an "
-            "improvement: judge a plan, which is repeated without them, or give a test file "
-            "(`test`)."
+            "This list was made by models that saw the labels it is measured on, so the change is "
+            "not called an improvement: judge a plan, which is remade without those labels, or "
+            "pass a test file with `test`."
         )
     who = "These decisions were" if edits.what == BY_DECISIONS else "This list was"
     return (
-        f"{who} made with all labels in sight, those that measure the models included, and so the "
-        "change may look better than it is. A separate test file gives a stronger verdict (`test`)."
+        f"{who} made with knowledge of all labels, including those that the models are measured "
+        "on, so the change may look better than it is. A separate test file gives a stronger "
+        "verdict (`test`)."
     )
 
 
@@ -470,8 +473,9 @@ def warn_of_reuse(earlier: int) -> str:
     if earlier < _VERDICTS_BEFORE_WARNING:
         return ""
     return (
-        f"This is verdict number {earlier + 1} on the same test rows: if you choose by its "
-        "verdicts, it can no longer judge the choice. Keep fresh test data for the last word."
+        f"This is verdict number {earlier + 1} on the same test rows: if you base your choice on "
+        "these verdicts, the test rows can no longer judge it fairly. Keep fresh test data for the "
+        "final verdict."
     )
 
 
@@ -487,7 +491,7 @@ def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
     if count:
         tests = f"the {count:,} test instances of {it} count as wrong"
     else:
-        tests = f"the test rows have none of {it}, so no figure here shows it"
+        tests = f"the test set has no instances of {it}, so no figure here shows this"
     return (
         f"After these edits no training instance of {name_some(gone)} is left: no model can "
         f"predict {it}, and {tests}."

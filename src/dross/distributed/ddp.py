@@ -49,9 +49,10 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
     if ranks.size > 1 and objective.layout.moving_buffers:
         statistic = objective.layout.moving_buffers[0]
         raise NotSupported(
-            f"BatchNorm under DistributedDataParallel has statistics of its own on each rank "
-            f"('{statistic}'), and SyncBatchNorm's join the ranks: neither can be recorded yet. "
-            "Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on one process."
+            "BatchNorm under DistributedDataParallel keeps separate statistics on each rank "
+            f"('{statistic}'), and SyncBatchNorm shares them between ranks: neither can be "
+            "recorded yet. Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on "
+            "one process."
         )
 
 
@@ -80,8 +81,8 @@ def gather_micro_batches(
     counts = [len(own) for own, _ in gathered]
     if len(set(counts)) > 1:
         raise NotSupported(
-            f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let "
-            "each have as many."
+            f"The ranks accumulated different numbers of micro-batches in one step ({counts}): use "
+            "the same number on every rank."
         )
     merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in gathered)
     return tuple(merged), gathered[0][1]

@@ -51,24 +51,27 @@ def ranks_of(model: nn.Module) -> RankReducer:
     for name, p in parameters:
         if is_shard(p) and not p.requires_grad:
             raise NotSupported(
-                f"The frozen parameter '{name}' is in shards. dross keeps frozen parameters whole: "
-                "give them to fully_shard as ignored_params."
+                f"The frozen parameter '{name}' is sharded. dross needs frozen parameters to be "
+                "unsharded: pass them to fully_shard as ignored_params."
             )
         placed = p.placements if is_shard(p) else "whole"
         if p.requires_grad and str(placed) != "(Shard(dim=0),)":
             raise NotSupported(
-                f"The parameter '{name}' is {placed}. dross records loops in which fully_shard "
-                "cuts every parameter in training by its rows, over a mesh of one axis."
+                f"The parameter '{name}' is {placed}. dross records only loops in which "
+                "fully_shard shards every trainable parameter along dimension 0, over a "
+                "one-dimensional mesh."
             )
     if len(meshes) != 1:
-        raise NotSupported("The parameters lie on several meshes: use one for the whole model.")
+        raise NotSupported(
+            "The parameters are on more than one mesh: use a single mesh for the whole model."
+        )
     for name, module in model.named_modules():
         if hasattr(module, "_get_fsdp_state"):
             policy = module._get_fsdp_state()._mp_policy  # type: ignore[operator]
             if policy.param_dtype is not None or policy.reduce_dtype is not None:
                 raise NotSupported(
                     f"'{name or type(model).__name__}' has a MixedPrecisionPolicy, which dross "
-                    "does not follow: use autocast=torch.bfloat16 of the recorder."
+                    "does not support: pass autocast=torch.bfloat16 to the recorder."
                 )
     device = next(model.parameters()).device
     return RankReducer(meshes.pop().get_group(), device)
@@ -77,10 +80,9 @@ def ranks_of(model: nn.Module) -> RankReducer:
 def refuse_to_open() -> NoReturn:
     """A model under fully_shard is trained, and not queried."""
     raise NotSupported(
-        "A loop under fully_shard does not open its tape by itself. Call recorder.close() on every "
-        "rank, then dross.load(path, model, data, loss) with a model that is not under "
-        "fully_shard, perhaps on the meta device; and run.influence(query, group=..., "
-        "sharded=True)."
+        "A loop under fully_shard does not open its tape. Call recorder.close() on every rank, "
+        "then call dross.load(path, model, data, loss) with a model that is not under fully_shard "
+        "(it may be on the meta device), and run.influence(query, group=..., sharded=True)."
     )
 
 
@@ -122,8 +124,8 @@ class LocalLayout(GatheringLayout):
         """This rank's part of a tensor of torch's."""
         if not is_shard(t):
             raise InvalidInput(
-                "The model's parameters are whole at the moment, because a forward pass without "
-                "backward() has left them so: call model.reshard() after it."
+                "The model's parameters are currently unsharded, because a forward pass was run "
+                "without backward(): call model.reshard() after it."
             )
         return t.to_local()  # type: ignore[attr-defined]
 
@@ -177,8 +179,8 @@ def inspect_sharded(
     )
     if pure.rule is None:
         raise NotSupported(
-            f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "
-            "Use an optimizer that treats every number alike, such as AdamW."
+            f"{pure.name} needs whole parameters, and under fully_shard no rank holds a whole "
+            "parameter. Use an elementwise optimizer, such as AdamW."
         )
     check_second_derivative(sharded, batch.x, batch.y)
     return objective, sharded, pure
@@ -211,7 +213,8 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> FirstBatch:
     for name, buffer in model.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise NotSupported(
-                f"The forward pass moves '{name}', and under fully_shard each rank has its own. "
-                "Put BatchNorm into eval mode, or use GroupNorm or LayerNorm."
+                f"The forward pass updates the buffer '{name}', and under fully_shard each rank "
+                "has a separate copy of it. Put BatchNorm into eval mode, or use GroupNorm or "
+                "LayerNorm."
             )
     return seen

@@ -515,7 +515,7 @@ def shard_objective(
 def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None) -> NotSupported:
     show = lambda names: "nothing more" if names is None else f"'{names[0]}'"
     return NotSupported(
-        f"The model read {show(found)} where its first batch read {show(expected)}: which "
+        f"The model read {show(found)} here, but {show(expected)} on its first batch, so which "
         "parameters it uses depends on the data. Ranks that hold shards must read the same ones in "
         "the same order. Retrace with group= and without sharded=True."
     )
@@ -580,7 +580,7 @@ def _check_agreement(recording: Recording, ranks: Reducer, question: dict[str, A
                 raise kind(
                     f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
                     f"rank {rank}. Every rank must open the same tape, with the same data set, and "
-                    "ask the same question."
+                    "run the same query."
                 )
 
 
@@ -634,13 +634,13 @@ def _check_shardable(recording: Recording) -> None:
     optimizer = recording.optimizer
     reason = None
     if moving := objective.layout.moving_buffers:
-        reason = f"its forward pass moves '{moving[0]}', and the ranks' batches differ"
+        reason = f"its forward pass updates '{moving[0]}', and the ranks' batches differ"
     elif optimizer.rule is None:
-        reason = f"{optimizer.name} takes every parameter as a whole"
+        reason = f"{optimizer.name} needs whole parameters"
     elif objective.precision.narrow is torch.float16:
-        reason = "in float16 each rank would scale its adjoint by itself"
+        reason = "in float16 each rank would scale its adjoint independently"
     if reason is not None:
         raise NotSupported(
-            f"The states of this run cannot be held in shards: {reason}. Retrace with group= and "
+            f"The states of this run cannot be sharded: {reason}. Retrace with group= and "
             "without sharded=True."
         )

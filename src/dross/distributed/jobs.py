@@ -65,7 +65,7 @@ class ResultStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DrossError(f"{self.folder} cannot be made: {error.strerror}.") from error
+            raise DrossError(f"{self.folder} cannot be created: {error.strerror}.") from error
 
     def get(self, number: int) -> dict[str, Tensor] | None:
         """The result of a piece, or None where it is missing or damaged.
@@ -86,7 +86,7 @@ class ResultStore:
             or not np.allclose(numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True)
         ):
             raise InputChanged(
-                f"{path} holds results of other settings, which must not be mixed with these. "
+                f"{path} contains results from other settings, which must not be mixed with these. "
                 "Choose another folder, or delete the old results."
             )
         return result
@@ -104,7 +104,7 @@ def uses_workers(n_jobs: int | None) -> bool:
     """Whether a sweep would leave this process; raises InvalidInput for a wrong `n_jobs`."""
     if n_jobs is not None and (not isinstance(n_jobs, int) or n_jobs == 0):
         raise InvalidInput(
-            f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}."
+            f"n_jobs must be the number of workers, or -1 for one per core, not {n_jobs!r}."
         )
     if n_jobs is None and sys.modules.get("joblib") is None:
         return False  # no parallel_config can be active
@@ -168,8 +168,8 @@ def sweep(
         except BrokenExecutor as error:
             kept_in = "" if store is None else f" Finished pieces are kept in {store.folder}."
             raise DrossError(
-                f"A worker died ({first_line(error)}). The usual cause is memory: use fewer "
-                f"workers, and make the same call again.{kept_in}"
+                f"A worker died ({first_line(error)}). The usual cause is running out of memory: "
+                f"use fewer workers and repeat the call.{kept_in}"
             ) from error
 
 
@@ -185,8 +185,8 @@ def _run_on_workers(
     except Exception as error:  # whatever the objects of the user raise
         raise InvalidInput(
             f"This work cannot be sent to another process: {first_line(error)}. Models, data sets, "
-            "losses and queries must be picklable; leave out n_jobs and parallel_config to do it "
-            "here."
+            "losses and queries must be picklable; leave out n_jobs and parallel_config to run in "
+            "this process."
         ) from error
     backend: Any = get_active_backend()[0]
     # Ray's backend can only return everything at the end.

@@ -155,12 +155,12 @@ class RankReducer(Reducer):
         """
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
-                "torch.distributed is not initialised: call "
+                "torch.distributed is not initialized: call "
                 "torch.distributed.init_process_group first."
             )
         if dist.get_rank(group) < 0:
             raise InvalidInput(
-                "This process is not one of the group's ranks: only those may call this."
+                "This process is not one of the group's ranks: only those may make this call."
             )
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -258,7 +258,7 @@ class RankReducer(Reducer):
         if odd:
             raise InvalidInput(
                 f"The query on rank {odd[0]} has a different value than on rank 0: every rank must "
-                "ask the same query of the same data."
+                "run the same query on the same data."
             )
 
     def divide(self, recording: "Recording", stop: int) -> "Recording":
@@ -289,9 +289,10 @@ class RankReducer(Reducer):
         if shares_micros and not recording.objective.layout.moving_buffers:
             return
         warnings.warn(
-            f"A batch of this model cannot be cut between {self.size} ranks, because its instances "
-            "share BatchNorm's statistics or the random numbers of dropout. The scores are right, "
-            "but take as long as on fewer ranks (docs/scale.md).",
+            f"A batch of this model cannot be split across {self.size} ranks, because its "
+            "instances share BatchNorm statistics or the random numbers of dropout. The scores "
+            "are correct, but computing them takes as long as it would on fewer ranks "
+            "(docs/scale.md).",
             DrossWarning,
             stacklevel=5,
         )
@@ -311,10 +312,10 @@ class RankReducer(Reducer):
             # the backend's message, without its file name and its advice
             reason = str(error).split("] ", 1)[-1].split(". ")[0]
             raise DrossError(
-                f"Rank {self.rank} of {self.size} has lost its connection to the others ({reason}): one "
-                "of them has died, or takes longer than the process group's timeout. Its own "
-                "message, if it left one, says why. Start the job again: a retrace continues where "
-                "it was with resume=folder, a recording with resume=True."
+                f"Rank {self.rank} of {self.size} has lost its connection to the others "
+                f"({reason}): one of them has died, or takes longer than the process group's "
+                "timeout. Its own message, if any, gives the reason. Start the job again: pass "
+                "resume=folder to continue a retrace, or resume=True to continue a recording."
             ) from error
 
 

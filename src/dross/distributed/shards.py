@@ -112,9 +112,9 @@ _STATE = "state."  # in a segment; the end of a tape has the bare names
 def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
     """The error where other ranks would continue a tape than those that began it."""
     return InputChanged(
-        f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would "
-        f"continue it. Start {shards}, or record the run again in another folder. Retracing takes any "
-        "number of ranks."
+        f"The tape at {folder} has shards from {say_count(shards, 'rank')}, but {ranks} would "
+        f"continue it. Start {shards}, or record the run again in another folder. Retracing works "
+        "with any number of ranks."
     )
 
 
@@ -137,7 +137,7 @@ def join_shards(shards: Sequence[dict[str, Tensor]], manifest: "Manifest") -> di
     """
     layout = written_layout(manifest)
     if len(shards) != layout.ranks:
-        raise ValueError(f"it has {len(shards)} shards, and the tape has {layout.ranks}")
+        raise ValueError(f"it has {len(shards)} shards, but the tape has {layout.ranks}")
     whole = dict(shards[0])
     for name in filter(is_cut, shards[0]):
         parts = [shard[name] for shard in shards]
@@ -157,7 +157,7 @@ def refuse_with_shards(**options: Any) -> None:
     for name, value in options.items():
         if value:
             raise NotSupported(
-                f"With states in shards, {name} is not supported yet. Leave it out, or use ranks "
+                f"{name} is not supported with sharded states yet. Leave it out, or use ranks "
                 "that hold whole states (docs/scale.md)."
             )
 

@@ -23,7 +23,7 @@ def refuse_inference_mode() -> None:
     """Raise InvalidInput inside torch.inference_mode(), which no derivative can leave."""
     if torch.is_inference_mode_enabled():
         raise InvalidInput(
-            "Nothing can be differentiated inside torch.inference_mode(). Make this call outside."
+            "Gradients cannot be computed inside torch.inference_mode(). Make this call outside."
         )
 
 
@@ -181,7 +181,8 @@ def call_model(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     for name, other in _ties(model):
         if name in named and other in named:
             raise ValueError(
-                f"'{name}' and '{other}' are the same tensor, as a parameter and as a buffer."
+                f"'{name}' and '{other}' are the same tensor, once as a parameter and once as a "
+                "buffer."
             )
         if name in named:
             every[other] = named[name]

@@ -96,8 +96,8 @@ class TorchBinding:
             if any(count != counts[0] for count in counts):
                 raise NotSupported(
                     f"The parameters of group {group} have taken different numbers of steps "
-                    f"({members[0]}: {counts[0]}). dross needs parameters that are stepped "
-                    "together; start with a fresh optimizer."
+                    f"({members[0]}: {counts[0]}). dross requires all parameters of a group to be "
+                    "stepped together; start with a fresh optimizer."
                 )
             read.append(counts[0])
         return slots, tuple(read)

@@ -127,7 +127,7 @@ class _NoPeeking(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in _PEEKS:
-            raise RuntimeError(f"{func.__name__} looks at a value")
+            raise RuntimeError(f"{func.__name__} reads the value of a tensor")
         return func(*args, **(kwargs or {}))
 
 
@@ -162,7 +162,7 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if _is_unpredictable(func, args):
-            raise RuntimeError(f"{func} gives another shape, or another value, each time")
+            raise RuntimeError(f"{func} returns a different shape or value each time")
         result = func(*args, **kwargs)
         self.held.append(result)
         if (same := self._unchanged_input(func, args, result)) is not None:

@@ -163,7 +163,7 @@ class Graphs:
     def _give_up_graph(self, batch: GraphBatch, name: str) -> None:
         """Go on without a graph of this pass."""
         self.free_memory()
-        self._refuse(batch, name, "there is no memory for it")
+        self._refuse(batch, name, "there is not enough memory")
 
     def _retry_without_augmentation(self, batch: GraphBatch, name: str, reason: str) -> None:
         """Try again with the augmentation outside of the graph; refuse the pass after that."""
@@ -178,7 +178,7 @@ class Graphs:
             return  # single steps are captured as before
         warnings.warn(
             f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It runs "
-            "without one: more slowly, with the same numbers.",
+            "without one, which is slower but gives the same numbers.",
             DrossWarning,
             stacklevel=4,
         )

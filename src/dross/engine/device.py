@@ -48,7 +48,7 @@ def choose_device(device: str | None) -> torch.device:
     otherwise = "Use cpu, cuda or mps, or leave it out for the best one available."
     wanted = find_device(device, otherwise)
     if wanted.type not in ("cpu", "cuda", "mps"):
-        raise InvalidInput(f"Nothing can be trained on the device '{device}'. {otherwise}")
+        raise InvalidInput(f"The device '{device}' does not support training. {otherwise}")
     return wanted
 
 

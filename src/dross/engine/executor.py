@@ -216,7 +216,7 @@ def is_eager() -> bool:
     """Whether every pass runs as it stands: DROSS_EXECUTOR, or a dispatch mode is watching."""
     kind = os.environ.get("DROSS_EXECUTOR", "auto")
     if kind not in ("auto", "eager"):
-        raise InvalidInput(f"DROSS_EXECUTOR is auto or eager, not {kind!r}.")
+        raise InvalidInput(f"DROSS_EXECUTOR must be auto or eager, not {kind!r}.")
     return kind == "eager" or _get_current_dispatch_mode() is not None
 
 

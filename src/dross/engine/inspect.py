@@ -83,8 +83,8 @@ def unwrap_model(model: Any) -> nn.Module:
     model = original if isinstance(original, nn.Module) else model
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise NotSupported(
-            f"{type(model).__name__} is not supported here: pass the bare module, model.module. "
-            "dross.Recorder follows a loop under DistributedDataParallel."
+            f"{type(model).__name__} is not supported here: pass the underlying module, "
+            "model.module. To record a loop under DistributedDataParallel, use dross.Recorder."
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -113,12 +113,12 @@ def device_and_dtype(
         raise InvalidInput("The model has no parameters to train.")
     if any(is_lazy(p) for p in parameters):
         raise InvalidInput(
-            "The model has lazy parameters that are not initialized: call it once on a batch, and "
-            "make the optimizer afterwards."
+            "The model has uninitialized lazy parameters: call it once on a batch, and create the "
+            "optimizer afterwards."
         )
     if any(p.is_inference() for p in parameters):
         raise InvalidInput(
-            "The model was made inside torch.inference_mode(), and cannot be trained. Make it "
+            "The model was created inside torch.inference_mode() and cannot be trained. Create it "
             "outside."
         )
     refuse_inference_mode()
@@ -144,9 +144,9 @@ def device_and_dtype(
             )
     if dtype not in (torch.float32, torch.float64):
         raise NotSupported(
-            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: an update "
-            "smaller than their rounding is lost. Keep them in float32 and compute in 16 bits: "
-            "autocast=torch.bfloat16."
+            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: updates "
+            "smaller than their precision would be lost. Keep them in float32 and compute in 16 "
+            "bits: autocast=torch.bfloat16."
         )
     return device, dtype
 
@@ -157,7 +157,7 @@ def count_instances(y: Any) -> int:
     if not leaves or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim for t in leaves):
         raise InvalidInput(
             f"The labels of a batch must be a tensor with one row per instance, not {y!r:.60}. "
-            "Turn texts into numbers first: a class becomes its index."
+            "Convert text to numbers first: replace each class with its index."
         )
     return len(leaves[0])
 
@@ -190,7 +190,7 @@ def complete_objective(
     used = [[name for name in names if name in seen.used] for names in candidates]
     kept = [k for k, names in enumerate(used) if names]
     if not kept:
-        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
+        raise InvalidInput("The loss does not depend on any of the optimizer's parameters.")
     # a model without attention needs no choice of kernels
     precision = replace(
         bare.precision,
@@ -264,9 +264,10 @@ def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
     for name, (parameter, version) in frozen.items():
         if parameter._version != version:
             raise NotSupported(
-                f"The forward pass changes the frozen parameter '{name}'. dross replays buffers "
-                "that a forward pass moves: make it a buffer (register_buffer), or update it "
-                "outside the model, as an AveragedModel does (recorder.watch_average)."
+                f"The forward pass changes the frozen parameter '{name}'. dross only replays "
+                "buffers that a forward pass updates: register the parameter as a buffer "
+                "(register_buffer), or update it outside the model, as AveragedModel does "
+                "(recorder.watch_average)."
             )
 
 
@@ -278,7 +279,7 @@ def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the model is the user's code
-        raise InvalidInput(f"The model does not take the training inputs: {error}") from error
+        raise InvalidInput(f"The model does not accept the training inputs: {error}") from error
     if any(isinstance(t, Tensor) and t._version for t in tree_leaves(copy)):
         raise NotSupported(
             "The model changes its input in place, so a batch would look different the second "
@@ -295,11 +296,11 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
     except DrossError:
         raise
     except Exception as error:  # the loss is the user's code
-        got = f"of the type {type(outputs).__name__}"
+        got = f"of type {type(outputs).__name__}"
         if isinstance(outputs, Tensor):
-            got = f"outputs of shape {tuple(outputs.shape)}"
+            got = f"of shape {tuple(outputs.shape)}"
         raise InvalidInput(
-            f"The loss does not take what the model returns ({got}) and the labels: {error}"
+            f"The loss does not accept the model's outputs ({got}) and the labels: {error}"
         ) from error
 
 
@@ -323,8 +324,8 @@ def names_by_group(
     def find_name(parameter: Tensor) -> str:
         if parameter not in name_of:
             raise InvalidInput(
-                f"The optimizer has a parameter of shape {tuple(parameter.shape)} that is not one "
-                "of the model's."
+                f"The optimizer has a parameter of shape {tuple(parameter.shape)} that does not "
+                "belong to the model."
             )
         return name_of[parameter]
 
@@ -339,9 +340,9 @@ def _warn_of_held_buffers(objective: Objective) -> None:
     held = [f"'{name}'" for name in objective.held if buffers[name].is_floating_point()]
     if held:
         warnings.warn(
-            f"The forward pass moves {', '.join(held[:3])} by code of its own. dross records and "
-            "replays this exactly; scores treat these buffers as constants. run.verify shows how "
-            "much that matters.",
+            f"The forward pass updates {', '.join(held[:3])} with custom code. dross records and "
+            "replays this exactly, but scores treat these buffers as constants. run.verify shows "
+            "how much that matters.",
             DrossWarning,
             stacklevel=4,
         )

@@ -90,7 +90,8 @@ def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
         low, high = float(targets.min()), float(targets.max())
         if not 0 <= low <= high <= 1:
             raise InvalidInput(
-                f"Labels run from {low:g} to {high:g}; binary_cross_entropy takes 0 to 1."
+                f"Labels run from {low:g} to {high:g}; binary_cross_entropy needs labels from 0 to "
+                "1."
             )
     if name == "cross_entropy" and targets.numel() and not targets.is_floating_point():
         if not isinstance(outputs, Tensor):
@@ -100,7 +101,7 @@ def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
         if low < 0 or high >= classes:
             raise InvalidInput(
                 f"Labels run from {low} to {high}, but the model has {classes} outputs: labels "
-                f"must lie in 0..{classes - 1}."
+                f"must be between 0 and {classes - 1}."
             )
 
 
@@ -115,7 +116,7 @@ def _align(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.numel() != targets.numel():
         raise InvalidInput(
-            f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must "
-            "match."
+            f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: the "
+            "shapes must match."
         )
     return targets.reshape(outputs.shape).to(torch.promote_types(outputs.dtype, torch.float32))

@@ -198,7 +198,7 @@ class MemorySplitter:
     def _halve(self, error: torch.OutOfMemoryError, name: str, batch: Batch, theta: Tensor) -> int:
         """Half the rows of a part that did not fit."""
         count = len(batch.c)
-        whole = "an instance" if count == 1 else f"a batch of {count}, which cannot be cut,"
+        whole = "an instance" if count == 1 else f"a batch of {count}, which cannot be split,"
         return halve(
             error,
             lambda: count_rows(self.objective, batch) if self._can_cut(theta, batch) else 1,

@@ -110,7 +110,7 @@ class Objective:
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
-                raise InvalidInput(f"The loss does not take the labels: {error}") from error
+                raise InvalidInput(f"The loss does not accept the labels: {error}") from error
         if self.penalty is not None:
             with self.precision.cast("loss"):
                 losses = losses + self.penalty_at(parameters)
@@ -150,8 +150,7 @@ class Objective:
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise InvalidInput(
-                "penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of "
-                "squares."
+                "penalty(params) must return a scalar tensor, such as 0.5e-3 * sum of squares."
             )
         return value.reshape(())
 
@@ -184,9 +183,9 @@ class Objective:
         for name, other in zip(self.unused, grads[len(inputs) :]):
             if other is not None:
                 raise NotSupported(
-                    f"The parameter '{name}' had no part in the first batch but has one in a later "
-                    "batch. dross needs the same parameters to train in every step: put such a "
-                    "batch first, or freeze the parameter."
+                    f"The parameter '{name}' was not used in the first batch but is used in a "
+                    "later one. dross needs the same parameters to be trained in every step: put a "
+                    "batch that uses it first, or freeze the parameter."
                 )
         return g, losses.detach(), moved
 

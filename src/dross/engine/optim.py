@@ -185,8 +185,9 @@ def read_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict]) -> Opti
         differ = differ or len(momenta) > 1
     if differ:
         raise NotSupported(
-            f"The parameter groups of {name} differ in more than their hyperparameters ({flags}). Give all "
-            "groups the same options; rates, momenta and decays may differ."
+            f"The parameter groups of {name} differ in more than their hyperparameters ({flags}). "
+            "Use the same options for all groups; learning rates, momenta and weight decays may "
+            "differ."
         )
     return OptimizerDescription(
         name=name,
@@ -203,13 +204,13 @@ _REFUSED = {
     "schedulefree": "it trains at a point between two sequences of weights, and its train() and "
     "eval() exchange the parameters outside of any step. Use AdamW, and "
     "torch.optim.swa_utils.AveragedModel for an average (recorder.watch_average).",
-    "sam$": "each of its steps takes two gradients, the second at weights that it has moved, and "
-    "dross follows one gradient per step. Use the optimizer that it wraps.",
-    "lbfgs": "its step calls a closure several times, and dross follows one gradient per step. Use "
-    "SGD or Adam.",
+    "sam$": "each of its steps computes two gradients, the second at modified weights, and dross "
+    "supports only one gradient per step. Use the optimizer that it wraps.",
+    "lbfgs": "its step calls a closure several times, and dross supports only one gradient per "
+    "step. Use SGD or Adam.",
     "sparseadam": "it leaves out the rows without a gradient. Use Adam, with sparse=False in the "
     "embedding.",
-    "8bit": "it keeps its memory in 8 bits, and rounding has no derivative. Use the 32-bit one.",
+    "8bit": "it keeps its state in 8 bits, and rounding has no derivative. Use the 32-bit one.",
 }
 
 
@@ -229,6 +230,6 @@ def check_same_structure(began: OptimizerDescription, now: OptimizerDescription)
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
         raise NotSupported(
             f"The options of {began.name} changed during the run, from {began.flags} to "
-            f"{now.flags}, or momentum came in late. dross follows schedules of hyperparameters only: "
-            "start with a momentum above 0."
+            f"{now.flags}, or momentum was introduced late. dross supports only schedules of "
+            "hyperparameters: start with a momentum above 0."
         )

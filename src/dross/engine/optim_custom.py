@@ -226,7 +226,7 @@ def check_formula(formula: Formula, optimizer: torch.optim.Optimizer) -> None:
             kept = copied.state[parameter]
             _compare_slots({slot: parts["theta"] for slot, parts in named.items()}, kept, t)
             if formula.has_counter and float(kept.get("step", -1)) != t:
-                raise InvalidInput("The optimizer keeps no counter 'step' of its steps.")
+                raise InvalidInput("The optimizer does not count its steps in a 'step' entry.")
 
 
 def _copy(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.optim.Optimizer:
@@ -260,26 +260,24 @@ def _try_update(
 def _compare(what: str, value: Tensor, expected: Tensor, t: int) -> None:
     if value.shape != expected.shape:
         raise InvalidInput(
-            f"update gives {what} of shape {tuple(value.shape)}, not {tuple(expected.shape)}."
+            f"update returns {what} of shape {tuple(value.shape)}, not {tuple(expected.shape)}."
         )
     difference = float((value - expected).abs().max())
     if not difference <= _SAME * max(1.0, float(expected.abs().max())):
         raise InvalidInput(
-            f"In step {t} update gives a different {what} than the optimizer's step: they differ "
-            f"by up to {difference:.1e}."
+            f"In step {t}, update returns a different {what} from the optimizer's own step: they "
+            f"differ by up to {difference:.1e}."
         )
 
 
 def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.numel() > 1 and name not in slots:
-            raise InvalidInput(
-                f"The optimizer keeps '{name}' as well, which is not one of the slots."
-            )
+            raise InvalidInput(f"The optimizer also keeps '{name}', which is not one of the slots.")
     for name, slot in slots.items():
         if not isinstance(state.get(name), Tensor):
             raise InvalidInput(
-                f"The optimizer keeps no '{name}': it has {sorted(map(str, state))}."
+                f"The optimizer does not keep '{name}': it has {sorted(map(str, state))}."
             )
         _compare(f"'{name}'", slot, state[name], t)
 
@@ -315,8 +313,8 @@ def _check_slope(
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
             raise InvalidInput(
                 f"The derivative of {name.removeprefix('slot.')} does not match a finite "
-                f"difference (they differ by up to {error:.1e}). Is every number treated alike, by "
-                "functions that autograd knows?"
+                f"difference (they differ by up to {error:.1e}). Check that update treats every "
+                "number alike and uses only functions that autograd supports."
             )
 
 
@@ -360,12 +358,12 @@ def register(
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
         raise InvalidInput(
-            f"register takes an optimizer class first, not {optimizer!r:.60}. Pass the class "
-            "itself, a subclass of torch.optim.Optimizer."
+            f"The first argument of register must be an optimizer class, not {optimizer!r:.60}. "
+            "Pass the class itself, a subclass of torch.optim.Optimizer."
         )
     if optimizer.__module__.startswith("torch.optim"):
         raise InvalidInput(
-            f"dross knows torch.optim.{optimizer.__name__}: it need not be registered."
+            f"dross already supports torch.optim.{optimizer.__name__}: do not register it."
         )
     if not callable(update):
         raise InvalidInput(
@@ -381,8 +379,8 @@ def register(
         made.step()
     except Exception as error:  # the class is the user's
         raise InvalidInput(
-            f"{optimizer.__name__} could not be tried: {error!r}. Pass the arguments that it is "
-            "built with: options=dict(lr=0.1, ...)."
+            f"{optimizer.__name__} could not be tested: {error!r}. Pass the arguments that it is "
+            "constructed with: options=dict(lr=0.1, ...)."
         ) from error
     formula = Formula(
         f"{optimizer.__module__}.{optimizer.__qualname__}",
@@ -421,9 +419,9 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
             check_formula(formula, optimizer)
         except Exception as error:  # the class is not ours
             raise NotSupported(
-                f"The optimizer {name} of {kind.__module__} is not the {name} that dross knows, or "
-                f"has options that dross does not know. {error} Register its rule with "
-                "dross.optim.register(...)."
+                f"The optimizer {name} of {kind.__module__} is not the {name} that dross supports, "
+                f"or has options that dross does not support. {error} Register its update rule "
+                "with dross.optim.register(...)."
             ) from error
         _CHECKED.add(key)
     return formula
@@ -435,6 +433,6 @@ def formula_named(name: str) -> Formula:
         if formula.name == name:
             return formula
     raise NotSupported(
-        f"The tape was recorded with {name}, whose rule is not known here. Call "
-        "dross.optim.register(...) before opening it, as when it was recorded."
+        f"The tape was recorded with {name}, whose update rule is not registered. Call "
+        "dross.optim.register(...) before opening the tape, as you did before recording it."
     )

@@ -56,8 +56,8 @@ def check_autocast(
         return None
     if autocast not in NARROW:
         raise InvalidInput(
-            f"autocast must be torch.bfloat16 or torch.float16, the type passes are cast to, not "
-            f"{autocast!r}."
+            f"autocast must be torch.bfloat16 or torch.float16, the type that forward passes are "
+            f"cast to, not {autocast!r}."
         )
     if dtype != torch.float32:
         name = str(dtype).removeprefix("torch.")

@@ -270,7 +270,7 @@ def check_signature(recorded: Signature, model: nn.Module, layout: Layout) -> No
                 raise InputChanged(
                     f"The tape belongs to another model: {kind} '{name}' is "
                     f"{_describe(before.get(name))} on the tape and {_describe(now.get(name))} "
-                    "here. Build the model as it was when the run was recorded."
+                    "here. Build the model exactly as it was when the run was recorded."
                 )
     check_constants(recorded, model, layout)
 
@@ -280,9 +280,9 @@ def check_constants(recorded: Signature, model: nn.Module, layout: Layout) -> No
     if layout.digest_of_constants(model) != recorded.constants:
         frozen = ", ".join(list(layout.constants(model))[:3])
         raise InputChanged(
-            "The tape was recorded with other values in the parameters or buffers that training "
-            f"leaves alone ({frozen}). Load the same frozen weights before opening it, and leave "
-            "them alone afterwards."
+            "The tape was recorded with different values of the frozen parameters or buffers "
+            f"({frozen}). Load the same frozen weights before opening the tape, and do not change "
+            "them afterwards."
         )
 
 

@@ -293,7 +293,7 @@ class ClipValue:
 
 def _check_positive(value: float) -> None:
     if not isinstance(value, numbers.Real) or not value > 0:
-        raise InvalidInput(f"A clip needs a positive number, not {value!r}.")
+        raise InvalidInput(f"The clipping threshold must be a positive number, not {value!r}.")
 
 
 Clip = ClipNorm | ClipValue

@@ -168,7 +168,7 @@ def clean_chats(
     )
     with claimed_folder(folder, info, overwrite) as finished:
         if finished is not None:
-            say(f"Everything is there already, in {folder}.")
+            say(f"There is nothing left to do: the results are already in {folder}.")
             return finished
         started = time.monotonic()
         tuner = Tuner(loaded, examples, options, here)
@@ -189,7 +189,7 @@ def clean_chats(
         if (growth := float(scored.growth.max())) > LARGEST_GROWTH:
             say(describe_growth(growth))
         recommendation = compete(tuner, scored, open_store, seed=seed, progress=progress)
-        say("Compared plans for what to leave out.")
+        say("Compared plans for removing examples.")
         project = write_project(
             folder,
             examples,
@@ -244,10 +244,10 @@ def estimate(tuner: Tuner, seeds: int) -> Cost:
 def describe(cost: Cost) -> str:
     """The cost in words."""
     return (
-        f"One fine-tuning takes about {say_duration(cost.training)} here, everything about "
-        f"{say_duration(cost.seconds)}, {say_bytes(cost.memory)} of memory beside the texts, and "
-        f"{say_bytes(cost.disk)} of disk. The verdict (dross judge) takes about "
-        f"{say_duration(cost.verdict)} more."
+        f"One fine-tuning run takes about {say_duration(cost.training)} here. In total, this takes "
+        f"about {say_duration(cost.seconds)}, {say_bytes(cost.memory)} of memory in addition to "
+        f"the texts, and {say_bytes(cost.disk)} of disk space. The verdict (dross judge) takes "
+        f"about {say_duration(cost.verdict)} more."
     )
 
 
@@ -271,8 +271,8 @@ def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
         ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
-        f"This takes about {say_duration(cost.seconds)} {where}. Nothing that takes more "
-        f"than an hour starts unless you pass `force=True`. What fits into an hour: "
+        f"This takes about {say_duration(cost.seconds)} {where}. Runs that take more than an "
+        f"hour start only if you pass `force=True`. These options fit into an hour: "
         f"{'; or '.join(ways)}."
     )
 

@@ -115,17 +115,17 @@ def open_examples(
     data = by_file["train"]
     if len(data) < MIN_INSTANCES:
         raise InvalidInput(
-            f"There are {len(data)} examples to learn from. dross splits them into training, "
-            f"validation and test parts and needs at least {MIN_INSTANCES}; a verdict worth having "
-            "takes a few hundred."
+            f"There are {len(data)} examples to train on. dross splits them into training, "
+            f"validation and test sets and needs at least {MIN_INSTANCES}; a useful verdict needs "
+            "a few hundred."
         )
     copies, found = _find_copies([one.chat for one in examples], by_file, progress)
     parts = _split(by_file, copies, request.seed)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
             raise InvalidInput(
-                f"The {part} part has {len(parts[part])} examples, and needs at least "
-                f"{_FEWEST_HELD_OUT}. Give more data, or a file of its own: --{part}."
+                f"The {part} set has {len(parts[part])} examples, but needs at least "
+                f"{_FEWEST_HELD_OUT}. Provide more data, or a separate file with `{part}`."
             )
     copies = _move_copies(copies, data, parts)
     counts = replace(count_copies(copies, classes=False), natural=found.natural)
@@ -232,11 +232,11 @@ def encode_chats(
         tokens = {"input_ids": ids[:limit], "labels": labels[:limit]}
         examples.append(Example(chat, tokens, _cut(text, [end for _, end in spans[:limit]])))
         places.append(place)
-    note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are cut there."
+    note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are truncated."
     if len(chats) > len(examples):
         note += (
-            f" In {len(chats) - len(examples):,} of them, nothing of the answer is left: they are "
-            "left out of everything but the export."
+            f" Nothing of the response is left in {len(chats) - len(examples):,} of them, which "
+            "are left out of everything except the export."
         )
     return examples, places, [note] if cut else []
 
@@ -251,7 +251,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
             )
         except Exception as error:  # a template raises what it likes
             raise InvalidInput(
-                f"{chat.name}: the chat template of the model refuses this conversation "
+                f"{chat.name}: the model's chat template rejects this conversation "
                 f"({first_line(error)})."
             ) from None
 
@@ -267,8 +267,8 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
         start = text.rfind(chat.response)
         if start < 0:
             raise InvalidInput(
-                f"{chat.name}: the chat template does not write what the assistant says. Give "
-                "another with `template`."
+                f"{chat.name}: the chat template does not output the assistant's messages. Pass "
+                "another template as `template`."
             )
         learned.append((start, len(text)))
     return text, learned

@@ -18,7 +18,7 @@ from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
 
 _ADAPTER = "adapter_config.json"
-_WHOLE = "Use the model as it was before it was quantized."
+_WHOLE = "Use the model that was not quantized."
 # Nothing but what is said, for models that have never seen a chat.
 _PLAIN = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}"
@@ -71,8 +71,8 @@ def _load(options: ChatOptions) -> Loaded:
         model = _load_adapter(folder)
         if options.lora is not None or options.last_layers is not None:
             raise InvalidInput(
-                f"{folder} is an adapter, which is trained further: leave out "
-                f"`lora` and `last_layers`, or give its base model."
+                f"{folder} is already an adapter, and training continues from it: leave out "
+                "`lora` and `last_layers`, or pass its base model instead."
             )
     else:
         model = _load_model(options.model)
@@ -87,9 +87,7 @@ def _load(options: ChatOptions) -> Loaded:
     context = getattr(model.config, "max_position_embeddings", None)
     loaded = Loaded(model, tokenizer, context, digest)
     if not loaded.trained:
-        raise InvalidInput(
-            f"Nothing in {options.model} can be trained: all its weights are frozen."
-        )
+        raise InvalidInput(f"{options.model} has nothing to train: all its weights are frozen.")
     check_second_derivative(loaded, options.model)
     return loaded
 
@@ -141,7 +139,7 @@ def _load_adapter(folder: Path) -> Any:
     try:
         config = msgspec.json.decode(read_file(folder / _ADAPTER), type=_AdapterConfig)
     except (OSError, ValueError):
-        raise InvalidInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
+        raise InvalidInput(f"{folder / _ADAPTER} does not name its base model.") from None
     try:
         model = _load_model(config.base_model_name_or_path)
     except NotSupported as error:
@@ -158,7 +156,7 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
     path = Path(name)
     for file in path.iterdir() if path.is_dir() else []:
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise InvalidInput(f"{file} is a pipe or a device, not a file of a model. Remove it.")
+            raise InvalidInput(f"{file} is a pipe or a device, not a model file. Remove it.")
     if path.suffix == ".gguf" and path.is_file():
         file = path
     elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
@@ -190,7 +188,7 @@ def _fetch(kind: Any, name: str, where: str, **options: Any) -> Any:
         return kind.from_pretrained(where, **options)
     except OSError as error:
         raise InvalidInput(
-            f"The model '{name}' is not on this machine and cannot be fetched "
+            f"The model '{name}' is not on this machine and cannot be downloaded "
             f"({first_line(error)}). Pass the folder of a model as `model`."
         ) from None
 
@@ -204,7 +202,7 @@ def _check_not_quantized(name: str, config: Any) -> None:
     method = settings.get("quant_method") or "an unknown method"
     raise NotSupported(
         f"The weights of {name} are quantized ({getattr(method, 'value', method)}): they are "
-        f"whole numbers and have no derivative, so no example can have a score. {_WHOLE}"
+        f"integers and have no derivative, so no example can be scored. {_WHOLE}"
     )
 
 
@@ -238,9 +236,8 @@ def _add_adapters(model: Any, options: ChatOptions) -> Any:
     ]
     if not names:
         raise NotSupported(
-            f"The layers of {options.model} have no linear maps for adapters. Leave out "
-            f"`lora`; `last_layers` trains a part of the weights "
-            "themselves."
+            f"The layers of {options.model} have no linear layers to attach adapters to. Leave out "
+            "`lora`; `last_layers` trains some of the weights directly."
         )
     rank = options.lora or 0
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=names)
@@ -289,17 +286,17 @@ def _load_tokenizer(options: ChatOptions) -> Any:
         ) from None
     if not getattr(tokenizer, "is_fast", False):
         raise InvalidInput(
-            f"The tokenizer of {options.model} does not say which letters a token has. Use one of "
-            "the package tokenizers (a 'fast' tokenizer)."
+            f"The tokenizer of {options.model} does not report which characters a token covers. "
+            "Use a tokenizer from the tokenizers package (a 'fast' tokenizer)."
         )
     if options.template is not None:
         tokenizer.chat_template = _read_template(options.template)
     if not tokenizer.chat_template:
         raise InvalidInput(
-            f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
-            "write a conversation for this model. Use the instruct version of the model, or "
-            "pass `template`: a file with a template, or plain for the prompt, a line end and the "
-            "response."
+            f"The tokenizer of {options.model} has no chat template, so dross cannot format a "
+            "conversation for this model. Use the instruct version of the model, or pass "
+            "`template`: either a template file, or plain, which writes the prompt, a line break "
+            "and the response."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -313,6 +310,6 @@ def _read_template(template: str) -> str:
         return read_file(template).decode("utf-8")
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"The template {template} cannot be read: {first_line(error)}. It is a file, or "
+            f"The template {template} cannot be read: {first_line(error)}. It must be a file, or "
             "'plain'."
         ) from None

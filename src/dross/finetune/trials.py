@@ -143,13 +143,16 @@ def compete(
             candidate.by_seed.append(np.where(scored.halves == 0, second, first))
     ranked = _rank(finalists)
     chosen = _choose(ranked)
-    where = "on validation examples that had no part in the ranking"
+    where = "on validation examples that were not used for the ranking"
     if chosen is None:
-        reason = f"None of {len(candidates)} plans is better than no change beyond chance, {where}."
+        reason = (
+            f"None of the {len(candidates)} plans improves the model by more than chance would "
+            f"explain, {where}."
+        )
     else:
         reason = (
-            f"Of {len(candidates)} plans it is the best, or the smallest of about equally good "
-            f"ones, {where}."
+            f"It is the best of {len(candidates)} plans, or the smallest of several about equally "
+            f"good ones, {where}."
         )
     return Recommendation(
         plans=[candidate.to_plan(float(np.mean(before))) for candidate in ranked],
@@ -247,7 +250,7 @@ def judge_chats(
     ):
         if not same:
             raise InputChanged(
-                f"{what} has changed since dross clean read it. Put it back as it was, or run "
+                f"{what} has changed since dross clean read it. Restore the original, or run "
                 "dross clean again."
             )
     everything = np.ones(len(examples.parts["test"]), dtype=bool)

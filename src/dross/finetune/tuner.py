@@ -106,8 +106,8 @@ class Tuner:
             trainer.train()
             if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
                 raise Diverged(
-                    f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights "
-                    "are not finite. Pass a lower `lr`."
+                    f"Fine-tuning diverged at learning rate {self.options.learning_rate:g}: the "
+                    "weights are not finite. Pass a lower `lr`."
                 )
             yield trainer
 
