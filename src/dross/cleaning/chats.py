@@ -36,7 +36,7 @@ Message = dict[str, str]  # role and content
 
 @dataclass(frozen=True)
 class Chat:
-    """One example: a conversation in which the words of the assistant are learned."""
+    """One example: a conversation that a model is trained to continue as the assistant does."""
 
     row: int  # its number in the file
     row_word: str  # what the number counts: line or row
@@ -50,7 +50,7 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """Everything that is said, with who says it."""
+        """All messages, each with its role."""
         return "\n\n".join(f"{m['role']}: {m['content']}" for m in self.messages)
 
     @property
@@ -95,13 +95,13 @@ class ChatOptions:
 
     @property
     def learning_rate(self) -> float:
-        """As given, or what is usual for adapters and for whole models."""
+        """As passed, or what is usual for adapters and for whole models."""
         return self.lr or (_FULL_RATE if self.lora is None else _LORA_RATE)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which column holds what; no prompt and response: `messages`."""
+    """Which column contains what; no prompt and response: `messages`."""
 
     prompt: str | None
     response: str | None
@@ -109,7 +109,7 @@ class _Columns:
 
 
 def suggest_chats(path: Place, names: list[str]) -> str:
-    """What to type if a table holds chats by the names of its columns; "" if it does not."""
+    """The command to use if the column names of a table are those of chats; otherwise ""."""
     pairs = set(_PROMPTS) & set(names) and set(_RESPONSES) & set(names)
     if MESSAGES not in names and not pairs:
         return ""
@@ -123,7 +123,7 @@ def read_chats(
     response: str | None = None,
     source: str | None = None,
 ) -> tuple[list[Chat], list[str]]:
-    """Read a file of conversations.
+    """Read a conversation file.
 
     Arguments:
         path: A .jsonl, .ndjson or .parquet file.
@@ -219,7 +219,7 @@ class _Message(msgspec.Struct):
 
 
 def _as_messages(value: Any, where: str, role: str) -> list[Message]:
-    """A text said by `role`, or a list of messages as they are; nothing for a missing cell."""
+    """A text as a message of `role`, a list of messages unchanged; nothing for a missing cell."""
     if value is None:
         return []
     if isinstance(value, str):

@@ -1,11 +1,11 @@
 """Labels that a person has checked on the page, and what they change.
 
 Where there is a validation file, its labels are checked; otherwise any label of the file. The next
-`dross clean` of the same project takes the checked labels as right: the noise model trusts them,
+`dross clean` of the same project treats the checked labels as right: the noise model trusts them,
 and plans are compared on them. A validation row whose label is wrong is left out, and one that is
 really something else counts as that. The input stays as it is, and so do the recorded runs.
 
-Ids stay the places in the part as it was given, whatever is left out.
+Ids stay the positions in the set as it was read, whatever is left out.
 """
 
 import re
@@ -28,7 +28,7 @@ from .project_files import INFO, delete_written, read_intact, read_sealed, write
 from .project_info import ProjectInfo
 
 _FILE = "checked.json"  # the labels that the kept results were computed with
-_FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation part needs
+_FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation set needs
 # without project.json the rest is unfinished; the scores are about validation labels
 _RESULTS = {
     "train": re.compile(r"project\.json"),
@@ -47,36 +47,36 @@ class UsedLabels:
 
 @dataclass(frozen=True)
 class CheckedLabels:
-    """The decisions of people about the labels of a part."""
+    """The decisions of people about the labels of a set."""
 
     part: str  # `PreparedData.checked_part`
-    decided: Mapping[int, Decision]  # {place in the part: (action, label)}
+    decided: Mapping[int, Decision]  # {position in the set: (action, label)}
 
     def __len__(self) -> int:
         return len(self.decided)
 
     @property
     def right(self) -> list[int]:
-        """The places whose label is known now: confirmed or corrected."""
+        """The positions whose label is now known: confirmed or corrected."""
         return [id for id, (action, _) in self.decided.items() if action != "remove"]
 
     @property
     def wrong(self) -> list[int]:
-        """The places whose label is wrong, and nothing else is known."""
+        """The positions whose label is known to be wrong, without the right one."""
         return [id for id, (action, _) in self.decided.items() if action == "remove"]
 
     @property
     def corrected(self) -> dict[int, str]:
-        """The new labels, by place."""
+        """The new labels, by position."""
         return {id: label for id, (_, label) in self.decided.items() if label is not None}
 
     @property
     def words(self) -> dict[int, str]:
-        """The decision about each, in a word."""
+        """The decision about each, as a word."""
         return {id: _WORDS[action] for id, (action, _) in self.decided.items()}
 
     def left(self, count: int) -> np.ndarray:
-        """The places of the validation part, of `count`, that are not left out."""
+        """The positions of the validation set, of `count`, that are not left out."""
         wrong = self.wrong if self.part == "validation" else []
         return np.setdiff1d(np.arange(count), wrong)
 
@@ -87,7 +87,7 @@ class CheckedLabels:
         return np.array(read, dtype=object if source.classes else np.float64)
 
     def apply(self, data: PreparedData) -> PreparedData:
-        """The data with the validation part as it is to be scored; the training part as it is."""
+        """The data with the validation set to score; the training set is unchanged."""
         if not self.decided or self.part != VALIDATION:
             return data
         y = data.y[VALIDATION].clone()
@@ -111,7 +111,7 @@ class CheckedLabels:
         )
 
     def restore_ids(self, why: dict[int, Reasons], count: int) -> dict[int, Reasons]:
-        """Reasons whose validation instances are named by their places in the part as given."""
+        """Reasons whose validation instances are named by their positions in the original set."""
         if self.part != VALIDATION:
             return why
         left = self.left(count).tolist()
@@ -164,7 +164,7 @@ def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
 def discard_outdated_results(folder: Path, checked: CheckedLabels) -> bool:
     """Delete results that were computed with other labels, and note the labels of the next ones.
 
-    The recorded runs stay: no checked label changes what they learned.
+    The recorded runs stay: no checked label changes what they were trained on.
 
     Returns:
         Whether something was outdated.
@@ -201,13 +201,13 @@ def make_rows(
 ) -> Rows:
     """The training rows in their order, and after them those of a validation file.
 
-    Validation rows whose label is wrong are left out, and corrected labels stand in for the given
+    Validation rows whose label is wrong are left out, and corrected labels replace the given
     ones; of two classes, a wrong label is the other one. Copies of each other share a group.
     Numbers are in the units of the label.
 
     Arguments:
-        data: As it was given.
-        checked: What a person has said about labels.
+        data: As it was read.
+        checked: What a person has decided about labels.
         copies: Those in the data.
         trusted: Whether every validation label counts as right.
     """

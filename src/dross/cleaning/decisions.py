@@ -3,7 +3,7 @@
 Each decision is one appended row of an SQLite file, and so is each undo and redo. Rows are never
 changed or deleted, so undo has no limit and works across reloads, restarts and people.
 
-    decide   decides about one or many instances of a part; it is undone as one
+    decide   decides about one or many instances of a set; it is undone as one
     undo     takes back the latest decision that holds: with a name, the latest of that person;
              without, the latest of anybody
     redo     repeats what the latest undo took back (with a name: the latest undo of that person).
@@ -167,16 +167,16 @@ class Decisions:
         once: str | None = None,
         part: str = TRAIN,
     ) -> int:
-        """Decide about some instances of a part.
+        """Decide about some instances of the training or validation set.
 
         Arguments:
             changes: {id: (action, label)}. The action is keep, remove, relabel or undecided; the
                 label is the new class or value of a relabel, else None.
             who: the person who decides.
             why: a remark that is kept with the decision.
-            once: a name of this request. A second request of the same name changes nothing.
-            part: `train`, or `validation`: there keep means that the label is right, remove that it
-                is wrong, and relabel that it is really another.
+            once: a name for this request. A second request with the same name changes nothing.
+            part: `train` or `validation`. For validation, keep means that the label is right,
+                remove that it is wrong, and relabel that another label is right.
 
         Returns:
             The revision of the decision, once it is on disk; with a repeated `once`, the revision
@@ -442,7 +442,7 @@ def check_belongs(
 
     Raises:
         InputChanged: an instance is not there.
-        InvalidInput: a label is not one of these data.
+        InvalidInput: a label does not occur in these data.
     """
     for id, (_, label) in decided.items():
         if not 0 <= id < count:
@@ -463,7 +463,7 @@ def check_belongs(
 
 
 def set_decisions_aside(folder: Path) -> None:
-    """Give the decisions a name with the time in it, which no file has yet."""
+    """Rename the decisions to a name that contains the time and is not in use."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     number = 0
     while any(folder.glob(f"decisions-{stamp}-{number:02d}.*")):

@@ -1,4 +1,4 @@
-"""Duplicates in a data set: within the training part, and between it and the others."""
+"""Duplicates in a data set: within the training set, and between it and the others."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _TYPES = {
     "exact": "bool",
     "distance": "float64",
 }  # of the columns of a table of copies
-_PREFIX = " "  # before their names in the file, where the content has columns of its own
+_PREFIX = " "  # before their names in the file, where the content has its own columns
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Copies:
         return f"<Copies: {len(self.table):,} instances in {len(self):,} groups>"
 
     def ids(self, part: str = "train") -> list[int]:
-        """The ids of the instances of a part that have copies, group by group."""
+        """The ids of the instances of a set that have copies, group by group."""
         return self.table["id"][self.table["part"] == part].tolist()
 
     @cached_property
@@ -84,11 +84,11 @@ class Copies:
         return groups
 
     def group(self, number: int) -> list[dict[str, Any]]:
-        """The rows of a group; `place` is where each is in `table` and in `content`."""
+        """The rows of a group; `place` is the position of each in `table` and in `content`."""
         return self._groups[number]
 
     def group_of(self, id: int) -> int | None:
-        """The group of a training instance; None where it has no copy."""
+        """The group of a training instance; None if it has no copy."""
         return self._places.get(id)
 
     def others(self, id: int) -> list[dict[str, Any]]:
@@ -147,37 +147,37 @@ _Pair = tuple[int, int, float]  # two places, and the distance as a share of the
 
 @dataclass(frozen=True)
 class _Instances:
-    """All instances, the training part first."""
+    """All instances, the training set first."""
 
     data: PreparedData
     source: Source
-    part: np.ndarray  # int64 [N]: the place of its part in PARTS
-    id: np.ndarray  # int64 [N]: the place in its part
-    rows: Tensor  # float32 [N, d]: what models learn
+    part: np.ndarray  # int64 [N]: the position of its set in PARTS
+    id: np.ndarray  # int64 [N]: the position in its set
+    rows: Tensor  # float32 [N, d]: the inputs of models
 
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """How many instances of each part have a copy, and how many groups of copies there are."""
+    """How many instances of each set have a copy, and how many groups of copies there are."""
 
-    validation: int = 0  # that are in the training part, too
-    test: int = 0  # that are in the training part, too
-    train: int = 0  # that have a copy in the training part
+    validation: int = 0  # that are also in the training set
+    test: int = 0  # that are also in the training set
+    train: int = 0  # that have a copy in the training set
     groups: int = 0  # of these
     conflicting: int = 0  # groups whose labels differ and are classes
     natural: int = 0  # training instances that are equal by chance, and not listed
 
 
 def find_copies(data: PreparedData, *, progress: bool) -> tuple[Copies, CopyCounts]:
-    """Find groups of copies that have a member in the training part.
+    """Find groups of copies that have a member in the training set.
 
     Arguments:
-        data: With the inputs that models learn.
+        data: With the inputs of models.
         progress: Whether to show progress bars.
 
     Returns:
         The copies, and `count_copies` of them, with `natural`: how many training instances
-        are equal to others as chance explains; they are not among the copies.
+        are equal to others as chance would explain; they are not among the copies.
     """
     sizes = [len(data.parts[part]) for part in PARTS]
     everything = _Instances(
@@ -298,7 +298,7 @@ def _make_groups(
 
 
 def _order(table: Frame, *, classes: bool) -> np.ndarray:
-    """The places of the rows, in the order in which a person is to look at the groups."""
+    """The positions of the rows, in the order in which a person should look at the groups."""
     groups = table.groupby("group")
     is_in = lambda part: (table["part"] == part).groupby(table["group"]).transform("any")
     differ = (groups["label"].transform("nunique") > 1) & classes
@@ -322,8 +322,8 @@ _WORDS = re.compile(r"\w+")
 def _same_keys(everything: _Instances) -> np.ndarray:
     """int64 [N]: a number for each instance; instances that are the same share it.
 
-    Rows of a table are the same if all learned columns are equal, texts if they differ only in
-    white space, and all others if models learn the same numbers from them.
+    Rows of a table are the same if all input columns are equal, texts if they differ only in
+    white space, and all others if they have the same inputs.
     """
     content = everything.source.content
     if everything.source.modality.has_text:
@@ -355,7 +355,7 @@ def has_many_words(text: object) -> bool:
 def _as_columns(everything: _Instances) -> Columns | None:
     """The columns of a table as numbers; None for images and texts.
 
-    Each category, each date, and a missing one of them has a number of its own. If there are many
+    Each category, each date, and a missing one of them has its own number. If there are many
     columns, those with the most values are taken.
     """
     if not everything.source.modality.has_columns:
@@ -485,7 +485,7 @@ def find_neighbours(rows: Tensor, count: int = NEIGHBOURS) -> Neighbours:
     return Neighbours(places.gather(1, order), distances.gather(1, order))
 
 
-# --- which are to be expected ---------------------------------------------------------------------
+# --- which are expected ---------------------------------------------------------------------------
 
 
 _SAMPLED = 400  # rows, to estimate how many equal ones to expect
@@ -498,7 +498,7 @@ _PRIOR = 10  # rows: fewer than this do not show that one column follows from an
 def natural_groups(
     columns: Columns, groups: Mapping[int, tuple[int, int]], progress: bool
 ) -> set[int]:
-    """Which groups of equal rows are to be expected.
+    """Which groups of equal rows are expected.
 
     N rows of probability P have N (N - 1) / 2 P^2 equal pairs on average: that is the mean of P
     over the rows that are there, times N (N - 1) / 2. Groups count as copies, the least probable
@@ -506,7 +506,7 @@ def natural_groups(
 
     Arguments:
         columns: As for `log_chance`.
-        groups: {name of a group: the places of two of its rows}.
+        groups: {name of a group: the positions of two of its rows}.
         progress: Whether to show a progress bar.
     """
     count = len(columns[0])
@@ -537,13 +537,13 @@ def log_chance(columns: Columns, one: int, other: int, most_rows: int) -> float:
     """The log of the probability that a row agrees with `one` as closely as `other` does.
 
     Column by column: what share of the rows, of those that agree in an earlier column, agrees in
-    this one? The earlier column that says the most is used. Columns that follow from each other
+    this one? The most informative earlier column is used. Columns that follow from each other
     count once, and the probability is too large rather than too small.
 
     Arguments:
         columns: float64 [N, C] with nan where a cell is missing, categories numbered; and which of
             them are numbers. Numbers agree if they are as near or nearer, categories if equal.
-        one, other: The places of two rows.
+        one, other: The positions of two rows.
         most_rows: How many rows to compare with.
     """
     cells, is_number = columns
@@ -583,9 +583,9 @@ def _agreement(
 
 
 def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
-    """The copies that were found, in one paragraph; empty where there are none.
+    """The copies that were found, in one paragraph; empty if there are none.
 
-    sizes: how many instances each part has.
+    sizes: how many instances each set has.
     """
     sentences = []
     leaked = {"test": counts.test, "validation": counts.validation}
@@ -613,7 +613,7 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
 
 
 def describe_natural(counts: CopyCounts, modality: Modality) -> str:
-    """What is equal by chance, and so is not listed; empty where nothing is."""
+    """The instances that are equal by chance and are not listed; empty if there are none."""
     if not counts.natural:
         return ""
     why = "texts of a few words" if modality.has_text else "columns with few values"

@@ -1,8 +1,8 @@
-"""Estimators of scikit-learn, or similar ones, that a user wants to judge with.
+"""Estimators of scikit-learn, or similar ones, to judge with.
 
 `sklearn:NAME` and `sklearn.ensemble:NAME` are classes of scikit-learn, made with their defaults.
-Any other `module:function` is a user's own: it returns an estimator. The call that asks for the
-verdict names it, so it may be imported; what a project names never is.
+Any other `module:function` is code of the user that returns an estimator. The call that asks for
+the verdict names it, so it may be imported; what a project names never is.
 """
 
 import difflib
@@ -33,14 +33,14 @@ _SAME = 1e-3  # probabilities, or deviations of the label, by which two seeds ma
 
 @dataclass(frozen=True)
 class JudgingModel:
-    """A model that judges instead of dross' own, before it has learned anything."""
+    """A model to judge with instead of the project's own, before it is fitted."""
 
     estimator: Any
     name: str  # for people
-    entry: str  # as it was given; empty for an object
+    entry: str  # as it was passed; empty for an object
 
     def describe(self) -> dict[str, str]:
-        """Everything that decides what it learns, as JSON holds it."""
+        """Everything that decides how it is fitted, as JSON."""
         try:
             known = joblib.hash(self.estimator)
         except Exception:  # an object that cannot be pickled, such as a lambda in a pipeline
@@ -55,11 +55,11 @@ class JudgingModel:
 
 
 def find_model(model: Any, task: Task) -> JudgingModel:
-    """The estimator that a user means, which must be of the kind that the task needs.
+    """Find the estimator that a user specifies, which must be of the kind that the task needs.
 
     Arguments:
         model: `sklearn:NAME`, `module:function`, or an estimator.
-        task: What it is to learn.
+        task: What it should predict.
 
     Raises:
         InvalidInput: there is none of this name, it is of another kind, or it cannot fit or predict.
@@ -144,7 +144,7 @@ def _name(estimator: Any) -> str:
 
 
 def _check_kind(estimator: Any, name: str, task: Task) -> None:
-    """Refuse an estimator that says it is for something else; one that says nothing is tried."""
+    """Refuse an estimator that is declared for another task; one that declares nothing is tried."""
     kind = _find_kind(estimator)
     if kind in (None, task.estimator):
         return
@@ -160,7 +160,7 @@ def _check_kind(estimator: Any, name: str, task: Task) -> None:
 
 
 def _find_kind(estimator: Any) -> str | None:
-    """What the estimator says that it is: classifier, regressor, clusterer, ..."""
+    """The declared type of an estimator: classifier, regressor, clusterer, ..."""
     try:
         from sklearn.utils import get_tags
 
@@ -175,9 +175,9 @@ def _find_kind(estimator: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Estimators:
-    """Fits an estimator of the user's own.
+    """Fits the user's estimator.
 
-    Where the seeds make no difference to what it learns, each seed draws a bootstrap sample of the
+    If the seeds make no difference to the fitted model, each seed draws a bootstrap sample of the
     rows instead, the same one for all three fits: a comparison needs a spread.
     """
 
@@ -256,7 +256,7 @@ class Estimators:
     def _predict_classes(
         self, estimator: Any, queries: np.ndarray, present: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """present: the classes that it has learned; the others have probability 0."""
+        """present: the classes that it was fitted on; the others have probability 0."""
         places = np.asarray(estimator.predict(queries)).reshape(len(queries)).astype(np.int64)
         predicted = present[places]
         if not hasattr(estimator, "predict_proba"):

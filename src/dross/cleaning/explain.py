@@ -37,7 +37,7 @@ _MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 def format_cell(value: Any) -> str | None:
     """Return a cell as text, or None if it is missing; whole numbers are 63, not 63.0.
 
-    Tables with gaps hold whole numbers as floats, and write them with one zero. 63.00 has two
+    Tables with gaps store whole numbers as floats, and write them with one zero. 63.00 has two
     because somebody wanted them, and stays.
     """
     if value is None or value != value:
@@ -62,7 +62,7 @@ def order_columns(
 
     Arguments:
         names: All columns of the row.
-        weights: (column, how much it speaks for the label), where that is known.
+        weights: (column, how much it speaks for the label), if known.
         unusual: Columns whose cells are unusual; they come next.
     """
     known = [str(name) for name in names]
@@ -77,7 +77,7 @@ _Describe = Callable[[Any], str]  # "" for a usual cell
 
 
 class UnusualCells:
-    """What is usual in each column of a table, worked out once.
+    """What is usual in each column of a table, computed once.
 
     Arguments:
         content: The table.
@@ -161,14 +161,14 @@ def _percent(share: float) -> str:
 class Hurt:
     """A held-out instance whose loss a training instance raises."""
 
-    id: int  # in the validation part, or in the training part if there is none
+    id: int  # in the validation set, or in the training set if there is none
     change: float | None = None  # of its loss without the training instance, where that is known
     measured: bool = False  # by retraining
 
 
 @dataclass
 class Reasons:
-    """Why an instance is suggested; what was not worked out is empty."""
+    """Why an instance is suggested; what was not computed is empty."""
 
     hurts: list[Hurt] = field(default_factory=list)
     similar: list[int] = field(default_factory=list)  # ids of training instances
@@ -192,7 +192,7 @@ def find_reasons(
         data: The data set.
         run: A recorded run.
         recipe: How it was trained.
-        part: What it learned, and what it held out.
+        part: What it was trained on, and what it held out.
         check: What retraining showed, which is used in place of estimates.
         ids: The training instances to explain.
 
@@ -319,7 +319,7 @@ def _find_telling_columns(
 
     A weight is what the model's answer loses when the cell is replaced by a usual one of its
     column, the median or the most frequent: log p(label) of classes, the prediction of numbers.
-    Nothing where the model did not learn from the columns.
+    Nothing if the model was not trained on the columns.
     """
     encoder = data.encoder
     train = data.part("train").content

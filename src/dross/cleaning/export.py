@@ -58,16 +58,17 @@ def export(
 ) -> Exported:
     """Write a copy of the input without the removed instances and with the corrected labels.
 
-    By default the decisions made on the page are applied; where there are none, the recommended
-    plan. Rows of the validation and test parts stay as they are.
+    By default, the decisions made on the review page are applied or, if there are none, the
+    recommended plan. Rows of the validation and test sets stay as they are.
 
     Arguments:
         folder: a project, or the folder that `dross.clean` made.
         to: the cleaned copy: a .csv, .tsv or .parquet file, or a new folder for images; for chats
             a file in the input's format, whose rows are kept byte for byte where possible.
-        remove: instead, leave out the N most harmful instances.
-        relabel: instead, give the N most probably mislabelled the label that the models predict.
-        plan: follow a plan other than the recommended one: a name in `Project.plans`.
+        remove: leave out the N most harmful instances instead.
+        relabel: relabel the N most probably mislabelled instances with the labels that the models
+            predict instead.
+        plan: apply a plan other than the recommended one: a name in `Project.plans`.
         overwrite: replace the files if they exist. A folder of images is never replaced.
 
     Returns:
@@ -146,7 +147,8 @@ def _check_suffix(source: Place, to: Path) -> None:
     names = [name for name, form in FORMATS.items() if not form.copied_as]
     hint = f" Such as {to.name}{suffix_of_copy(source)}." if not suffix else ""
     raise InvalidInput(
-        f"{to.name} must be a table that dross can write: end its name with {', '.join(names)}."
+        f"{to.name} must be a table that dross can write: its name must end in "
+        f"{', '.join(names)}."
         f"{hint}"
     )
 

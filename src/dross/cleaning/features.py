@@ -1,4 +1,4 @@
-"""What models learn of each instance: the inputs as they were read, features, or both."""
+"""The inputs of models: the data as they were read, features, or both."""
 
 import importlib
 import importlib.util
@@ -34,7 +34,7 @@ IMAGE_BACKBONE, TEXT_BACKBONE = str(IMAGES.backbone), str(TEXT.backbone)
 _SIDE, _SMALL_SIDE, _SMALL_IMAGE = 224, 128, 64  # pixels; see `_fit_square`
 _CHUNK = 64  # images, or texts: the most that an interrupted computation has to repeat
 _AT_ONCE = 32  # pass through a network together
-_LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
+_LENGTH = 8  # of an instance's features, at most: longer ones need smaller learning rates
 _ORDER = (
     "It must have one row per instance, in the order of the input: training, then validation, then "
     "test data. Table rows keep their order; images are sorted by path."
@@ -68,7 +68,7 @@ def check_backbone(name: str, modality: Modality) -> None:
     """Refuse a backbone that does not exist, is not installed, or does not suit the data.
 
     Arguments:
-        name: As given with --backbone.
+        name: As passed with --backbone.
         modality: Of the data.
 
     Raises:
@@ -112,7 +112,7 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         A function from PIL images in RGB, or texts, to features on the CPU, float32 [N, d].
 
     Raises:
-        InvalidInput: its library cannot be imported, or the weights cannot be fetched or read.
+        InvalidInput: its library cannot be imported, or the weights cannot be downloaded or read.
     """
     family, _, model = name.partition(":")
     library = _LIBRARIES[family]
@@ -356,7 +356,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
 
 
 def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
-    """Features as models learn them: with mean 0 and a common spread in training, float32 [N, d].
+    """Features as inputs of models: with mean 0 and a common spread in training, float32 [N, d].
 
     The spread is 1, or less where there are many: an instance's length is then 8 on average.
     Features that never change in training are 0. Values far from the mean are cut off.
@@ -403,7 +403,7 @@ def compute_features(
         float32 [instances, features], in the order of the source.
 
     Raises:
-        InvalidInput: the weights cannot be fetched or read.
+        InvalidInput: the weights cannot be downloaded or read.
         DrossError: the folder cannot be written.
     """
     count = len(data.source)
@@ -465,7 +465,7 @@ def _compute(compute: Compute, items: Callable[[int], Any], start: int, stop: in
 def encode(
     data: PreparedData, inputs: str, backbone: str | None = None, features: Tensor | None = None
 ) -> PreparedData:
-    """The data with the chosen inputs; `encoding` says what they are.
+    """The data with the chosen inputs; `encoding` describes them.
 
     Arguments:
         data: As `prepare` made them.
@@ -488,7 +488,7 @@ def encode(
 def encode_again(
     data: PreparedData, encoding: Encoding, folder: Path, data_digest: str
 ) -> PreparedData:
-    """The data with the inputs that a project's models learned, from what it has kept.
+    """The data with the inputs of a project's models, from what it has kept.
 
     Raises:
         CorruptFile: the features are missing or damaged.

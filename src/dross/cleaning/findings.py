@@ -55,7 +55,7 @@ def format_amount(value: float) -> str:
 def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
     """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
 
-    If the runs agree poorly, or labels should be checked, another sentence says so.
+    If the runs agree poorly, or labels should be checked, another sentence states it.
 
     Arguments:
         info: `Project.info`.
@@ -74,7 +74,7 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
 
 
 def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, str]:
-    """What is recommended, and what that does to models, how sure that is, and what to look at."""
+    """The recommendation, its effect on models, how certain it is, and what to review."""
     reason = info.recommendation.reason
     plan = info.recommendation.plan
     if plan is None:
@@ -110,7 +110,7 @@ def describe_figures(plan: PlanResult) -> str:
 
 
 def _describe_wrong(info: ProjectInfo) -> str:
-    """How many labels are estimated to be wrong; "" for chats, and where no label can be."""
+    """How many labels are estimated to be wrong; "" for chats and if nothing can be predicted."""
     if info.training is None or info.recommendation.state == "nothing learned":
         return ""
     noise = info.training.noise
@@ -195,7 +195,7 @@ def _warn_of_vanished(labels: list[str], plan: PlanResult) -> str:
 
 
 def _warn_of_one_class(labels: list[str], plan: PlanResult) -> str:
-    """A ranking that blames one class mostly moves the decision between classes."""
+    """A ranking that blames one class mostly shifts the decision boundary between classes."""
     count = len(plan.removed)
     if count < _FEWEST_TO_COMPARE:
         return ""

@@ -1,14 +1,14 @@
 """`dross judge`: does it help? New models with and without the edits, compared on held-out rows.
 
 Each pass trains three models from the same weights: before (on everything), after (on the edited
-data), and the control (on data with as many random edits). Nothing is decided on labels that the
-changed model helped to choose:
+data), and the control (on data with the same number of random edits). Nothing is decided on labels
+that the changed model helped to choose:
 
 - With a test file, the models are measured on the test rows, which nothing else has looked at.
 - Without one, all rows are divided into folds, and each fold is measured by models that did not see
   it. If the edits follow a rule, the whole procedure (label noise, rule, edits) is repeated without
   the fold. If they are a fixed list, those in the fold have no effect on the models that measure
-  it, and the verdict says that the list was chosen with its labels in sight.
+  it, and the verdict states that the list was chosen with knowledge of its labels.
 
 The measured labels may be wrong themselves. The label noise is estimated, and the log loss passes
 predictions through it before it compares them with the given labels; verdict.py decides.
@@ -98,20 +98,21 @@ def judge(
     estimator: Any = None,
     device: str | None = None,
 ) -> Verdict:
-    """Retrain with fresh seeds, with and without the edits, and compare on rows held out.
+    """Retrain with fresh seeds, with and without the edits, and compare on held-out rows.
 
-    These are the rows of the test file. Without a test file, all rows are divided into five folds,
-    and each fold is measured by models, and after edits, that did not see it.
+    The held-out rows are those of the test file. Without a test file, all rows are divided into
+    five folds, and each fold is measured by models, and after edits, that did not see it.
 
-    By default the edits are the decisions made on the page; where there are none, the recommended
-    plan. Results are kept until the verdict and the report are written: to resume a judgement
-    that was stopped, call it again.
+    By default, the edits are the decisions made on the review page or, if there are none, the
+    recommended plan. Results are kept until the verdict and the report are written: to resume a
+    judgement that was stopped, call it again.
 
     Arguments:
         folder: a project, or the folder that `dross.clean` made.
-        remove: judge the removal of the N most harmful instances.
-        relabel: judge giving the N most probably mislabelled the label that the models predict.
-        decisions: judge what was decided on the page, and nothing else.
+        remove: judge removing the N most harmful instances.
+        relabel: judge relabelling the N most probably mislabelled instances with the labels that
+            the models predict.
+        decisions: judge only the decisions made on the review page.
         plan: judge a plan other than the recommended one: a name in `Project.plans`.
         seeds: how many times every row is measured, each time by three newly trained models; 10 by
             default, 6 with `quick` and for chats. Without a test file each of these passes trains
@@ -121,17 +122,17 @@ def judge(
         progress: show progress bars where stderr is a terminal.
         n_jobs: how many processes to train in. A joblib.parallel_config around the call spreads
             the work over a cluster instead.
-        trust_code: the `module:function`s that the project was made with and that may be run. A
-            project never causes code to be imported that this call does not name.
-        estimator: the model that judges, instead of the project's own: an estimator with the
-            methods of scikit-learn; the name of one, `sklearn:HistGradientBoostingClassifier`; or
+        trust_code: the `module:function`s that the project was made with and that may be run. Code
+            that this call does not name is never imported.
+        estimator: the model to judge with, instead of the project's own: an estimator with the
+            scikit-learn methods; the name of one, `sklearn:HistGradientBoostingClassifier`; or
             `module:function`, which returns one. It is fitted on the same inputs, as [N, features],
             with the same seeds and edits. Classes are numbered in the order of `project.classes`.
-            Every `random_state` is set from the seed; where that changes nothing, each seed draws a
+            Every `random_state` is set from the seed; if that changes nothing, each seed draws a
             bootstrap sample of the training rows instead. Without `predict_proba` only the error is
             compared.
-        device: where models are trained: `cpu`, `cuda` or `mps`. By default a CUDA GPU if there is
-            one, otherwise the CPU.
+        device: where to train: `cpu`, `cuda` or `mps`. By default, a CUDA GPU if there is one, and
+            otherwise the CPU.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
@@ -257,7 +258,7 @@ class Judgement:
         learner: Does one piece of the work.
         pieces: The work, in parts that can be done apart.
         seeds: The number of passes in all pieces together.
-        settings: Everything that decides what is measured, as JSON holds it.
+        settings: Everything that decides what is measured, as JSON.
     """
 
     setup: Setup
@@ -331,8 +332,8 @@ def judge_rows(
         edits: What is judged.
         label_kind: annotated or observed.
         seeds: The number of passes.
-        assignments: Of rows to folds, where there is no test part.
-        model: An estimator that judges instead of networks.
+        assignments: Of rows to folds, if there is no test set.
+        model: An estimator to judge with instead of networks.
     """
     nested = not len(data.parts["test"])
     encoded = _encode_labels(edits, data)
@@ -439,7 +440,7 @@ def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
 
 
 def _append_test_rows(rows: Rows, data: PreparedData) -> Rows:
-    """All rows that are learned or measured.
+    """All rows that are trained on or measured.
 
     The rows of a test file count as validation rows: how often their labels are wrong, compared
     with the others, is estimated, and is not assumed.
@@ -480,7 +481,7 @@ def predict_with_networks(
 
     Yields:
         For each model its probabilities [Q, classes] and predicted classes [Q]; of numbers None,
-        and the predictions [Q] as the model learns them.
+        and the predictions [Q] in the scale of the training targets.
     """
     for outputs in train_many(recipe, x, y, specs).outputs(queries):
         if recipe.loss == "cross_entropy":
@@ -497,7 +498,7 @@ class RowLearner:
     predict: Callable[..., Iterator[tuple[np.ndarray | None, np.ndarray]]]
     rows: Rows  # training rows, validation rows, test rows; with labels that measure
     x: Tensor  # their inputs
-    y: Tensor  # the given labels of the training rows, as models learn them
+    y: Tensor  # the given labels of the training rows, as training targets
     scale: tuple[float, float]
     edits: Edits  # with labels as `rows` has them
     rule: str | None  # repeat it for each fold, instead of `edits`
@@ -546,7 +547,7 @@ class RowLearner:
         return self.edits, noise
 
     def _specify(self, seed: int, edits: Edits, learned: np.ndarray) -> ModelSpec:
-        """A model of the edited rows, in places of `learned`, with labels as models learn them."""
+        """A model of the edited rows: positions in `learned`, and labels as training targets."""
         kept = np.flatnonzero(~np.isin(learned, edits.removed))
         place = {id: number for number, id in enumerate(learned.tolist())}
         new = {place[id]: label for id, label in edits.relabelled.items() if id in place}
@@ -563,14 +564,14 @@ class RowLearner:
 def draw_control(
     number: int, learned: np.ndarray, count: int, edits: Edits, predicted: np.ndarray
 ) -> Edits:
-    """As many random edits of the rows that are learned; a pass takes the same in every fold.
+    """The same number of random edits of the training rows; a pass takes the same in every fold.
 
     Arguments:
         number: Of the pass.
-        learned: The places of the rows that are learned.
+        learned: The positions of the rows that are trained on.
         count: How many training rows there are.
         edits: Those that are judged.
-        predicted: The label of each row that is learned where it is relabelled.
+        predicted: The label of each row that is trained on, if it is relabelled.
     """
     order = np.random.default_rng(mix_seeds(FRESH, CONTROL, number)).permutation(count)
     place = np.full(count, -1)

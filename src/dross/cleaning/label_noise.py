@@ -10,9 +10,9 @@ Classes. Three things stand between the predictions p_m,i of expert m and the la
     label          P(y | t) = 1 - r_i(t) if y == t, else r_i(t) C[t, y]
 
 The exponents a_m stack and calibrate the experts. z_i are the first principal components of the
-features: labels can be wrong more often in some regions than in others. C says what each class is
-taken for. Labels of a validation file flip rho times as often, with rho between 0 and 1. Everything
-is fitted by maximizing
+features: labels can be wrong more often in some regions than in others. C gives the classes as
+which each class is mislabelled. Labels of a validation file flip rho times as often, with rho
+between 0 and 1. Everything is fitted by maximizing
 
     sum over i of  log sum over t of  q_i(t) P(y_i | t)
 
@@ -27,11 +27,11 @@ error that is usual for rows like this one, plus the standard deviation of the e
     wrong label    with probability r_i = sigmoid(s + w . z_i), y_i is any number: half of the time
                    it is drawn as labels are drawn, else evenly from their range
 
-In a second round the experts do not learn what is likely wrong.
+In a second round the experts are not trained on what is likely wrong.
 
-Overlap and noise are told apart by where the surprises are: overlap surprises where the experts
+Overlap and noise are distinguished by where the surprises are: overlap surprises where the experts
 hesitate, wrong labels surprise even where they are sure. Where experts are never sure, the labels
-do not say which it is, and the prior decides: see `LabelPrior`, and docs/derivations.md.
+cannot distinguish the two, and the prior decides: see `LabelPrior`, and docs/derivations.md.
 """
 
 import warnings
@@ -59,11 +59,11 @@ _SURELY = 0.9
 _FOLDS = 4
 _COMPONENTS = 8
 _LEAST_PROBABILITY = 1e-6
-MOST_LEARNED = 12_000  # rows that experts learn; of more, a sample
-_MOST_CELLS = 2_000_000  # rows x classes that experts learn; of more, a sample
+MOST_LEARNED = 12_000  # rows that experts are trained on; of more, a sample
+_MOST_CELLS = 2_000_000  # rows x classes that experts are trained on; of more, a sample
 _CHUNK = 50_000  # rows whose posterior is computed at once
 _MOST_PAIRED = 50  # classes; with more, every wrong class counts as equally likely
-_FEWEST_ANCHORS = 40  # validation and checked rows, for experts that learn only them
+_FEWEST_ANCHORS = 40  # validation and checked rows, for experts trained only on them
 _FEWEST_KEPT = 5  # rows of each class that the second round must leave
 _TRUSTED = 0.4  # with a smaller rho, validation rows count several times in the second round
 _TRUSTED_WEIGHT = 3
@@ -74,7 +74,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows as the experts learn them."""
+    """Labelled rows, as training data of the experts."""
 
     x: np.ndarray  # float32 [N, features]
     y: np.ndarray  # int64 [N]; float64 [N] where labels are numbers
@@ -115,7 +115,7 @@ class Rows:
         checked: np.ndarray | None = None,
         given: np.ndarray | None = None,
     ) -> "Rows":
-        """Rows; by default every row is a group of its own, and none is validated or checked."""
+        """Rows; by default every row is its own group, and none is validated or checked."""
         none = np.zeros(len(y), dtype=bool)
         return Rows(
             x=np.ascontiguousarray(x, dtype=np.float32),
@@ -254,7 +254,7 @@ def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
 
 
 def make_boosting(classes: int) -> Any:
-    """Gradient boosting that learns in a tenth of a second."""
+    """Gradient boosting that is trained in a tenth of a second."""
     make = (
         ensemble.HistGradientBoostingClassifier
         if classes
@@ -271,7 +271,7 @@ def _quiet() -> Iterator[None]:
     """Inside, models that have nearly converged do not warn, and small products start no threads.
 
     OpenMP's threads wait in a busy loop: on a machine that does something else as well, boosting
-    of a tenth of a second would take ten times as long. Forests have threads of their own.
+    of a tenth of a second would take ten times as long. Forests have their own threads.
     """
     with warnings.catch_warnings(), _thread_pools().limit(limits=1):
         warnings.simplefilter("ignore")
@@ -291,7 +291,7 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What `Expert.fit` returns: a trained model, or a constant where nothing could be learned."""
+    """What `Expert.fit` returns: a trained model, or a constant if nothing could be fitted."""
 
     classes: int  # 0 where labels are numbers
     model: Any = None
@@ -300,7 +300,7 @@ class FittedModel:
     scale: float = 1.0  # which it predicts standardized
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Probabilities float32 [N, classes], 0 for classes not learned; of numbers [N, 1]."""
+        """Probabilities float32 [N, classes], 0 for classes not trained on; of numbers [N, 1]."""
         if self.constant is not None:
             return np.tile(np.asarray(self.constant, dtype=np.float32), (len(x), 1))
         with _quiet():
@@ -320,7 +320,7 @@ def predict_out_of_fold(
     Arguments:
         experts: The kinds of models.
         rows: The rows.
-        fold: Of each row; the model of a fold learns the rows of the others.
+        fold: Of each row; the model of a fold is trained on the rows of the others.
         weight: How often each row is learned, int64 [N]; 0 leaves it out.
         needed: bool [N]: the rows that need predictions. The others get zeros.
     """
@@ -351,7 +351,7 @@ def _cross_predict(
             for expert in experts
             if expert.on_anchors
         ]
-        fold = np.full(len(rows), _FOLDS)  # a fold of its own: the model of all anchors
+        fold = np.full(len(rows), _FOLDS)  # a separate fold: the model of all anchors
         fold[anchors] = assign_folds(rows.take(np.flatnonzero(anchors)), _FOLDS, seed)
         once = anchors.astype(np.int64)
         predictions += predict_out_of_fold(on_anchors, rows, fold, once, needed)
@@ -416,7 +416,7 @@ class NoiseModel:
         return float(torch.sigmoid(self.validation.detach()))
 
     def confusions(self) -> Tensor:
-        """C: what each class is taken for, [classes, classes]; the diagonal is 0."""
+        """C: the classes as which each is mislabelled, [classes, classes]; the diagonal is 0."""
         if self.pairs is None:
             return self._other.double() / max(1, self.classes - 1)
         return torch.softmax(self.pairs.masked_fill(~self._other, -torch.inf), 1)
@@ -465,7 +465,7 @@ class NoiseModel:
 
 
 def _start_pairs(mean: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Log odds of what each class is taken for, where the experts are surest of it."""
+    """Log odds of the class as which each class is mislabelled, where experts are most certain."""
     classes = mean.shape[1]
     if not 2 < classes <= _MOST_PAIRED:
         return None
@@ -488,7 +488,7 @@ class Evidence:
     z: Tensor  # [N, components]
     validation: Tensor  # bool [N]
     certain: Tensor  # bool [N]: the label cannot be wrong, and nobody knows what it was before
-    known: Tensor  # int64: places of checked rows
+    known: Tensor  # int64: positions of checked rows
     truth: Tensor  # int64: their classes
 
     @staticmethod
@@ -771,10 +771,10 @@ def estimate_label_noise(
         prior: What is known before.
         z: The principal components of the rows; computed by default.
         folds: Of the out-of-fold predictions.
-        rounds: 2: the experts learn again without what is likely wrong.
+        rounds: 2: the experts are trained again without what is likely wrong.
         seed: Decides the folds.
 
-    Of very many rows, the experts learn a sample. Every row is examined.
+    If there are very many rows, the experts are trained on a sample. Every row is examined.
     """
     z = principal_components(rows.x) if z is None else z
     most = min(MOST_LEARNED, max(2_000, _MOST_CELLS // max(1, rows.classes)))
@@ -804,7 +804,7 @@ def draw_sample(rows: Rows, most: int, seed: int) -> np.ndarray:
 
 
 def _reweigh(rows: Rows, first: LabelPosterior, sample: np.ndarray) -> np.ndarray:
-    """How often each row is learned in the second round."""
+    """How often each row is trained on in the second round."""
     # large numbers are hard to predict as it is: without them they would all look wrong
     least = LIKELY if rows.classes else _SURELY
     kept = ((first.p_wrong < least) | rows.anchors) & sample

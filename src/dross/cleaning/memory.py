@@ -48,7 +48,7 @@ class DataTypes:
 
 @dataclass(frozen=True)
 class StoredData:
-    """What a request has to say about data that were written to files."""
+    """What a request records about data that were written to files."""
 
     label: str
     text: str | None
@@ -59,7 +59,7 @@ class StoredData:
 
 @dataclass
 class _Part:
-    """One part as a table."""
+    """The training, validation or test set as a table."""
 
     frame: Frame
     types: DataTypes
@@ -73,7 +73,7 @@ class _Part:
 
 
 def file_name(part: str) -> str:
-    """The file of a part, within the folder of a project."""
+    """The file of a training, validation or test set, within the folder of a project."""
     return f"{FOLDER}/{part}.parquet"
 
 
@@ -159,8 +159,8 @@ def store_data(
         label: The labels, or the name of the column of a frame that has them.
         others: {"validation": (X, y), or a frame, ...}; None and paths are skipped.
         place: The folder.
-        text: The column of a frame that holds texts.
-        images: The column of a frame that holds paths of images.
+        text: The column of a frame that contains texts.
+        images: The column of a frame that contains paths of images.
 
     Raises:
         InvalidInput: they cannot be used.

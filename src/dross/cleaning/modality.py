@@ -1,4 +1,4 @@
-"""Instances as they were read, and as a model learns them."""
+"""Instances as they were read, and as inputs and targets of a model."""
 
 import hashlib
 from collections.abc import Callable
@@ -18,11 +18,11 @@ Frame = Any  # a pandas.DataFrame
 Series = Any  # a pandas.Series
 
 PARTS = ("train", "validation", "test")
-MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
+MIN_INSTANCES = 40  # with fewer, no set is large enough to train or judge with
 
 
 class Encoder(Protocol):
-    """Turns content into numbers. It is fitted on the training part alone."""
+    """Turns content into numbers. It is fitted on the training set only."""
 
     def __call__(self, content: Frame) -> Tensor:
         """The inputs of a model, float32 [N, ...]."""
@@ -35,7 +35,7 @@ class Modality:
 
     name: str  # as project.json has it
     labels: str = "observed"  # how labels come about where nobody says: annotated or observed
-    as_read: str | None = None  # what models learn without features, in words
+    as_read: str | None = None  # the inputs without features, in words
     backbone: str | None = None  # the usual pretrained model
     has_text: bool = False  # an instance is one text, in the column `text`
     has_images: bool = False  # an instance is a file, in the column `path`
@@ -71,7 +71,7 @@ class Source:
     """N instances: what they look like, their labels, and where each comes from."""
 
     modality: Modality
-    label: str  # the name of what is learned
+    label: str  # the name of what is predicted
     content: Frame  # one row per instance; images by their file names
     labels: np.ndarray  # [N]: str for classes, float64 for numbers
     rows: np.ndarray  # int64 [N]: the number of each instance in the input
@@ -80,7 +80,7 @@ class Source:
 
     @property
     def task(self) -> LabelTask:
-        """What is learned."""
+        """What is predicted."""
         return CLASSIFICATION if self.labels.dtype.kind in "OUT" else REGRESSION
 
     @property
@@ -99,7 +99,7 @@ class Source:
         return len(self.labels)
 
     def check_learnable(self) -> None:
-        """Refuse a source from which nothing can be learned, and say why."""
+        """Refuse a source from which nothing can be predicted, with the reason."""
         if len(self) < MIN_INSTANCES:
             raise InvalidInput(
                 f"There are {len(self)} instances with a label. dross needs at least "
@@ -118,10 +118,10 @@ class Source:
 
 
 def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:
-    """Join parts that were read from files of their own.
+    """Join training, validation and test sets that were read from separate files.
 
     Returns:
-        One source with all instances, and the ids of each part; a part without a file has none.
+        One source with all instances, and the ids of each set; a set without a file has none.
     """
     whole = replace(
         sources["train"],
@@ -148,7 +148,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that training and its reports need to know of a data set."""
+    """Everything that training and its reports need of a data set."""
 
     source: Source
     parts: dict[str, np.ndarray]  # the ids of each part
@@ -157,7 +157,7 @@ class PreparedData:
     encoder: Encoder | None
     columns: list[Column]
     notes: list[str]
-    scale: tuple[float, float]  # of a regression: the model learns (y - scale[0]) / scale[1]
+    scale: tuple[float, float]  # of a regression: the model is trained on (y - scale[0]) / scale[1]
     root: Path | None  # where images are
     encoding: Encoding = field(default_factory=Encoding)  # see `features.encode`
 
@@ -172,16 +172,16 @@ class PreparedData:
         return len(self.source.classes) or 1
 
     def pair(self, part: str) -> tuple[Tensor, Tensor]:
-        """The inputs and the targets of a part."""
+        """The inputs and the targets of a set."""
         return self.x[part], self.y[part]
 
     @property
     def checked_part(self) -> str:
-        """The part whose labels a person checks: the validation part, else the training part."""
+        """The set whose labels a person checks: the validation set, else the training set."""
         return "validation" if len(self.parts["validation"]) else "train"
 
     def part(self, part: str) -> Source:
-        """The instances of a part as they were read."""
+        """The instances of a set as they were read."""
         return self.source.take(self.parts[part])
 
     def targets(self, labels: np.ndarray) -> Tensor:
@@ -199,7 +199,7 @@ def assemble(
     notes: list[str] | None = None,
     root: Path | None = None,
 ) -> PreparedData:
-    """Put a data set together; the targets are scaled by the labels of the training part."""
+    """Put a data set together; the targets are scaled by the training labels."""
     uses = np.bincount(np.concatenate(list(parts.values())), minlength=len(source))
     assert len(uses) == len(source) and uses.max() <= 1, "an instance is in more than one set"
     task, classes = source.task, source.classes

@@ -1,4 +1,4 @@
-"""Which inputs and which models are tried on held-out instances, and which of them is taken."""
+"""Which inputs and models are tried on held-out instances, and which of them are selected."""
 
 from dataclasses import dataclass, replace
 
@@ -41,7 +41,7 @@ _MODELS = ("linear", "mlp")  # the simpler first
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to learn the data."""
+    """A model and its inputs."""
 
     model: str  # one of MODELS, or custom
     inputs: str = AS_READ  # AS_READ, or with the features of the job's backbone FEATURES or BOTH
@@ -56,10 +56,10 @@ class Candidate:
 
 
 def choose_backbone(request: Request, options: Options, data: PreparedData) -> tuple[str, str]:
-    """The backbone that is used or tried, which may be `none`, and what to say about it.
+    """The backbone that is used or tried, which may be `none`, and a message about it.
 
     Raises:
-        InvalidInput: the one that was asked for is unknown, not installed, or does not suit.
+        InvalidInput: the requested one is unknown, not installed, or does not suit the data.
     """
     modality = data.source.modality
     if request.backbone is not None:
@@ -85,7 +85,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
 
 
 def list_candidates(job: Job) -> list[Candidate]:
-    """What is tried; the first is taken unless another is clearly better."""
+    """What is tried; the first is selected unless another is clearly better."""
     options = job.options
     request = job.request
     modality = job.prepared.source.modality
@@ -129,7 +129,7 @@ class Trial:
 
     @property
     def loss(self) -> float:
-        """Its lowest validation loss at any rate."""
+        """Its lowest validation loss at any learning rate."""
         curves = self.search.curves.values()
         return min((min(curve) for curve in curves if np.isfinite(curve).all()), default=np.inf)
 
@@ -151,10 +151,10 @@ class KeptSearch:
 
 
 def find_recipe(job: Job) -> tuple[Job, SearchResult]:
-    """Search for inputs, a model, a rate and epochs, or read what an earlier attempt found.
+    """Search inputs, a model, a learning rate and epochs, or read the result of an earlier attempt.
 
     Returns:
-        The job with the inputs that its models learn, and what the search found.
+        The job with the inputs of its models, and what the search found.
     """
     saved = read_intact(job.folder / _FILE, KeptSearch)
     if saved is not None:
@@ -218,7 +218,7 @@ def count_trainings(job: Job) -> int:
 
 
 def _search(job: Job, model: str, data: PreparedData) -> SearchResult:
-    """Search a rate on the validation part, or on a fifth of the training part."""
+    """Search a learning rate on the validation set, or on a fifth of the training set."""
     x, y = data.pair("train")
     held_out = data.pair("validation")
     if not len(data.parts["validation"]):
@@ -272,7 +272,7 @@ def lower_rate(job: Job, recipe: Recipe) -> Recipe:
 
 
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
-    """Everything but the rate and the epochs."""
+    """Everything but the learning rate and the epochs."""
     options = job.options
     make = None if options.make is None else import_function(options.make)
     return Recipe(
@@ -287,7 +287,7 @@ def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
 
 
 def _describe_origins(job: Job) -> str:
-    """Which of the numbers were found by the search, and which were given."""
+    """Which of the numbers were chosen by the search, and which by the user."""
     options = job.options
     values = {"lr": options.lr, "epochs": options.epochs, "batch_size": options.batch_size}
     chosen = [f"`{name}`" for name, value in values.items() if value is None]

@@ -1,10 +1,11 @@
 """What to do about labels that are likely wrong: rules, and a comparison that decides between them.
 
 A rule turns the estimate of `label_noise` into edits: labels that change, and rows that go. The
-plan comparison compares every rule with doing nothing, and nothing wins unless a rule is better
-beyond chance and by an effect that matters. Whoever judges a label must not have helped to choose it. So the
-rows are split into folds, and for each fold the whole procedure (experts, noise model, edits) is
-repeated without it; models of two kinds learn the edited rest and predict the fold.
+plan comparison compares every rule with doing nothing, and nothing wins unless a rule is better by
+more than chance would explain and by an effect that matters. Whoever judges a label must not have
+helped to choose it. So the rows are split into folds, and for each fold the whole procedure
+(experts, noise model, edits) is repeated without it; models of two kinds are trained on the edited
+rest and predict the fold.
 
 Two tests can allow a rule. Both use the Brier score, which is proper: a model cannot improve it by
 being surer than it should be.
@@ -78,7 +79,7 @@ class Edits:
 
     Attributes:
         removed: ids, int64 [R].
-        relabelled: {id: new label}, as the file writes it, or as models learn it.
+        relabelled: {id: new label}, as the file writes it, or as a training target.
     """
 
     removed: np.ndarray
@@ -111,7 +112,7 @@ class PlanResult(Edits):
         what: what it does, in words.
         removed: the ids that are removed, int64 [R].
         relabelled: {id: new label}.
-        figures: {measure: `Figure` with before, after, change and its 95 % interval}.
+        figures: {measure: `Figure` with before, after, change and its 95 % confidence interval}.
     """
 
     name: str
@@ -343,7 +344,7 @@ def measure_rules(
 
 
 def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:
-    """What models that learned the edited rows predict, for each edits [kinds, n(, classes)]."""
+    """Predict with models trained on the edited rows, for each edits [kinds, n(, classes)]."""
     kinds = [one for one in list_experts(rest.x, rest.classes) if one.measures_plans]
     train = np.flatnonzero(~rest.validation)
     by_edits: dict[tuple[Any, ...], np.ndarray] = {}
@@ -533,10 +534,10 @@ def _score_name(rows: Rows) -> str:
 
 
 def learned_something(rows: Rows, noise: LabelPosterior) -> bool:
-    """Whether predictions go with labels more than chance explains.
+    """Whether predictions agree with labels by more than chance would explain.
 
     The mean over rows of (p - f)(e - f), with p the out-of-fold predictions, e the given labels as
-    0 and 1, and f the class frequencies. It is 0 in expectation if the experts know nothing.
+    0 and 1, and f the class frequencies. It is 0 in expectation if the experts predict at random.
     """
     used = noise.mean_prediction.any(1)
     if not used.any():
@@ -630,13 +631,13 @@ def edits_without(
 
     Arguments:
         rows: All rows.
-        held_out: bool [N]; their labels have no part in the result.
+        held_out: bool [N]; their labels do not affect the result.
         rule: One of RULES.
         label_kind: `annotated` or `observed`.
         seed: Decides the folds.
 
     Returns:
-        The edits, in places of `rows`; and the noise model. Its `flip_rates` for the rows that
+        The edits, in positions of `rows`; and the noise model. Its `flip_rates` for the rows that
         were held out take their part of `principal_components(rows.x)`.
     """
     inside = np.flatnonzero(~held_out)
@@ -652,7 +653,7 @@ def edits_without(
 
 
 def describe_actions(removed: int, relabelled: int) -> str:
-    """How many are relabelled and removed, in words; "change nothing" if none is."""
+    """How many are relabelled and removed, in words; "change nothing" if there are none."""
     counts = {RELABEL: relabelled, REMOVE: removed}
     actions = " and ".join(f"{action} {count:,}" for action, count in counts.items() if count)
     return actions or "change nothing"
@@ -685,7 +686,7 @@ def tabulate_plans(plans: Sequence[PlanResult], recommended: str | None) -> dict
 
 
 def describe_figure(name: str, figure: Figure) -> dict[str, str]:
-    """A figure in words: before, after, and the change with its 95 % interval."""
+    """A figure in words: before, after, and the change with its 95 % confidence interval."""
     shown = show_change(name, figure.before, figure.after, figure.interval)
     return {
         "before": shown.before,

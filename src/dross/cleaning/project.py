@@ -1,10 +1,10 @@
 """What `dross clean` leaves in a folder. The page, the verdict, the report and the export read it.
 
 project.json          what was read, how it was split and trained, what is suggested
-instances.parquet     one row per training instance: its label, its scores, what the models say
+instances.parquet     one row per training instance: its label, its scores, its predictions
 content.parquet       what each training instance looks like: columns, text, or file name of an image
 validation.parquet    the same for the validation instances, with their labels
-copies.parquet        what is in the training part twice, or in another part as well
+copies.parquet        training instances that occur twice, or in another set as well
 labels.parquet        the labels that a person may check: of the validation file, else of all rows
 tokens.parquet        for chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
@@ -137,7 +137,7 @@ class Project:
 
     @property
     def task(self) -> Task:
-        """What is learned."""
+        """What the models predict."""
         return TASKS[self.info.task]
 
     @property
@@ -150,7 +150,7 @@ class Project:
         """One row per training instance.
 
         Returns:
-            A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
+            A pandas.DataFrame [N], indexed by id: the position of an instance in the training set.
             Columns: row, its number in the input; source, the same for people; label, score, spread, harmful_in, learned_in, harm_rank, loss,
             training_loss, mislabel_rank, wrong (the probability that the label is wrong),
             prediction, probability, label_probability, outlier, verified, action: what the
@@ -168,7 +168,7 @@ class Project:
 
     @property
     def recommended(self) -> PlanResult | None:
-        """The plan that `judge` and `export` follow by default; None: do nothing."""
+        """The plan that `judge` and `export` use by default; None: do nothing."""
         return self.info.recommendation.plan
 
     @property
@@ -192,7 +192,7 @@ class Project:
     @cached_property
     def tokens(self) -> Frame:
         """For chats, the columns texts and effects, which hold lists. Effects add up to the
-        example's score; they are nan for tokens that are not learned. Raises as `content`.
+        example's score; they are nan for tokens that are not trained on. Raises as `content`.
         """
         return self._table(TOKENS)
 
@@ -201,7 +201,7 @@ class Project:
         """What each validation instance looks like, with its label.
 
         Returns:
-            A pandas.DataFrame, indexed by place in the validation part: the columns of `content`,
+            A pandas.DataFrame, indexed by position in the validation set: the columns of `content`,
             then ` source` and ` label`, whose names begin with a space.
 
         Raises:
@@ -211,7 +211,7 @@ class Project:
 
     @cached_property
     def copies(self) -> Copies:
-        """Training instances that occur twice or in another part as well, exactly or nearly.
+        """Training instances that occur twice or in another set as well, exactly or nearly.
 
         Returns:
             The copies in groups; see `Copies`.
@@ -239,9 +239,9 @@ class Project:
         """The labels that a person may check: of the validation file, or else of all rows.
 
         Returns:
-            A pandas.DataFrame, indexed by place in that part. Columns: source, label, wrong (the
+            A pandas.DataFrame, indexed by position in that set. Columns: source, label, wrong (the
             probability that it is), prediction, probability, label_probability, checked (right,
-            wrong, relabelled, or empty), and rank, which is -1 where no check is asked for.
+            wrong, relabelled, or empty), and rank, which is -1 if no check is requested.
 
         Raises:
             CorruptFile: the file is missing, cannot be read, or is not as it was written.
@@ -268,8 +268,8 @@ class Project:
 
         Returns:
             The held-out instances that it hurts, similar training instances, what is unusual about
-            it, and the words or columns that speak for and against its label. Each is empty where
-            it was not worked out.
+            it, and the words or columns that speak for and against its label. Each is empty if it
+            was not computed.
 
         Raises:
             CorruptFile: why.json is not JSON, or not as it was written.
@@ -280,11 +280,11 @@ class Project:
         """A small copy of an instance's image.
 
         Arguments:
-            part: `train`, `validation` or `test`; of the test part only copies are kept.
-            id: the place of the instance in that part.
+            part: `train`, `validation` or `test`; for the test set, only copies are kept.
+            id: the position of the instance in that set.
 
         Returns:
-            The bytes of a PNG file; None where there is no such image.
+            The bytes of a PNG file; None if there is no such image.
         """
         path = self.folder / "images" / f"{part}-{id:06d}.png"
         return path.read_bytes() if part in PARTS and path.is_file() else None
@@ -300,7 +300,7 @@ class Project:
         return Decisions(self.folder / "decisions.sqlite")
 
     def current_decisions(self, part: str = TRAIN) -> dict[int, Decision]:
-        """What is decided now about a part: {id: (action, label)}. No file is created for it.
+        """The current decisions about a part: {id: (action, label)}. No file is created for it.
 
         Raises as `decisions`.
         """
@@ -369,19 +369,19 @@ class Project:
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
         """The data without the removed instances and with the corrected labels, for Python.
 
-        Everything is as in the file that `dross.export` writes: decisions made on the page are
-        applied, else the recommended plan; files for validation and test stay as they are.
+        The result is as in the file that `dross.export` writes: the decisions made on the review
+        page are applied, else the recommended plan; files for validation and test stay as they are.
 
         Arguments:
-            remove: instead, leave out the N most harmful instances.
-            relabel: instead, give the N most probably mislabelled the labels that the models
-                predict.
+            remove: leave out the N most harmful instances instead.
+            relabel: relabel the N most probably mislabelled instances with the labels that the
+                models predict instead.
 
         Returns:
-            For `dross.clean(X, y)`, the pair (X, y), each in the type that it was given in: arrays,
-            tensors and sparse matrices with their dtype, frames and Series with the index of the
-            rows that are left, lists as lists. Columns that held objects of several types hold
-            texts. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
+            For `dross.clean(X, y)`, the pair (X, y), each in the type in which it was passed:
+            arrays, tensors and sparse matrices with their dtype, frames and Series with the index
+            of the remaining rows, lists as lists. Columns with objects of several types contain
+            strings. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
 
         Raises:
             InvalidInput: there is nothing to apply, or the data are images in a folder or came from
@@ -428,7 +428,7 @@ def reopen_inputs(
 
     Arguments:
         project: The project.
-        trust_code: The `module:function`s that may be imported. The project's own word is not
+        trust_code: The `module:function`s that may be imported. Being named in the project is not
             enough.
         needs_model: Whether the recipe is to build models. If not, no code is needed for them.
 
@@ -495,10 +495,10 @@ def claimed_folder(folder: Path, info: JobInfo, overwrite: bool) -> Iterator[Pro
         overwrite: Delete the results of another job; without it they are refused.
 
     Returns:
-        The project, if the folder holds the finished result of this very job; else None.
+        The project, if the folder contains the finished result of this job; else None.
 
     Raises:
-        InvalidInput: the folder holds something else, or another process writes to it.
+        InvalidInput: the folder contains something else, or another process writes to it.
         DrossError: it cannot be written.
     """
     check_file_name(str(folder))

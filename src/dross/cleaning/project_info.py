@@ -29,13 +29,13 @@ class Options:
     """How to train and score. Together with the request and the data, it decides the outcome."""
 
     model: str | None = None
-    make: str | None = None  # module:function that builds a model of the user's own
+    make: str | None = None  # module:function that builds the user's model
     repeats: int = 4
     lr: float | None = None
     epochs: int | None = None
     batch_size: int | None = None
     check: int = 16
-    validation_is_clean: bool = False  # no label of the validation part is doubted
+    validation_is_clean: bool = False  # no label of the validation set is doubted
     labels: str | None = None  # annotated or observed; by default the modality decides
 
     def __post_init__(self):
@@ -57,15 +57,15 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """What decides the results of a project: with anything else, a folder holds another job."""
+    """What decides the results of a project: with other values, a folder is of another job."""
 
     made_by: Literal["dross"] = "dross"
     format: Literal[1] = FORMAT
     request: Request
     options: Options | None = None  # None for chats
     chat_options: ChatOptions | None = None  # for chats
-    digest: str  # of the data as they are learned
-    input_files: dict[str, str]  # digests of all that is in them, learned or not
+    digest: str  # of the data as the models see them
+    input_files: dict[str, str]  # digests of their whole content, used or not
     model_source: str | None = None  # digest of the module that `options.make` names
     model_digest: str | None = None  # of the model that is fine-tuned on chats
 
@@ -112,11 +112,11 @@ class VerificationInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingInfo:
-    """How models were trained on the data, and what they say about the labels."""
+    """How models were trained on the data, and what follows about the labels."""
 
     recipe: RecipeSettings
     encoding: Encoding
-    scale: tuple[float, float]  # of a regression: the model learns (y - scale[0]) / scale[1]
+    scale: tuple[float, float]  # of a regression: the model is trained on (y - scale[0]) / scale[1]
     columns: list[Column]
     search: dict[float, list[float]]  # learning rate -> held-out loss for each number of epochs
     searched_epochs: list[int]
@@ -177,8 +177,8 @@ class ProjectInfo(JobInfo):
         """What the scores are changes of.
 
         For classes it is the mean of 1 - p(label); for chats, the same for the tokens of the
-        answers. For numbers, every held-out instance counts from 0, where the prediction is exact,
-        to 1, where it is far off.
+        answers. For numbers, every held-out instance counts from 0, if the prediction is exact,
+        to 1, if it is far off.
         """
         return "expected held-out error" if self.is_share else "bounded held-out error"
 

@@ -2,12 +2,12 @@
 
 The scores of one run are partly an accident of that run: other initial weights and another order
 blame other instances. What the runs agree on carries over to the next model. So the score is the
-mean over runs, and its spread tells how much to trust it.
+mean over runs, and its spread shows how much to trust it.
 
 A score estimates how the expected error on held-out instances changes without the instance. That
 error, the mean of 1 - exp(-loss / scale), is bounded: wrong held-out labels do not turn the scores
-around. Where there is a validation part, it is the held-out part of every run. Otherwise every run
-holds out another part of the training data, so that most runs learn each instance.
+around. If there is a validation set, every run holds it out. Otherwise every run holds out another
+part of the training data, so that most runs are trained on each instance.
 """
 
 from collections.abc import Iterator
@@ -45,14 +45,14 @@ _MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are r
 
 @dataclass(frozen=True)
 class RunPart:
-    """What one recorded run learns, and the instances that its scores are about."""
+    """What one recorded run is trained on, and the instances that its scores are about."""
 
-    learned: np.ndarray  # int64: ids of the training part
-    held_out: np.ndarray  # int64: ids of the part `held_out_part`
-    held_out_part: str  # validation, or train where there is no validation part
+    learned: np.ndarray  # int64: ids of the training set
+    held_out: np.ndarray  # int64: ids of the set `held_out_part`
+    held_out_part: str  # validation, or train if there is no validation set
 
     def learned_pair(self, data: PreparedData) -> Pair:
-        """The inputs and targets that the run learns."""
+        """The inputs and targets that the run is trained on."""
         x, y = data.pair("train")
         return x[self.learned], y[self.learned]
 
@@ -63,7 +63,7 @@ class RunPart:
 
 
 def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[RunPart]:
-    """What each run learns and holds out.
+    """What each run is trained on and holds out.
 
     Arguments:
         data: The data set.
@@ -102,7 +102,7 @@ class InstanceScores:
     """What R runs find about N training instances; nan where a run held the instance out."""
 
     by_run: np.ndarray  # [R, N]: the scores
-    losses: np.ndarray  # [R, N]: of the models that learned the instance
+    losses: np.ndarray  # [R, N]: of the models that were trained on the instance
     scale: float = 1.0  # of the expected error that the scores are about
 
     @property
@@ -112,7 +112,7 @@ class InstanceScores:
 
     @property
     def spread(self) -> np.ndarray:
-        """The standard deviation over runs, [N]; nan where no run learned the instance."""
+        """The standard deviation over runs, [N]; nan if no run was trained on the instance."""
         known = np.isfinite(self.by_run).any(0)
         spread = np.full(self.by_run.shape[1], np.nan)
         spread[known] = np.nanstd(self.by_run[:, known], axis=0)
@@ -120,12 +120,12 @@ class InstanceScores:
 
     @property
     def runs(self) -> np.ndarray:
-        """How many runs learned each instance, int64 [N]."""
+        """How many runs were trained on each instance, int64 [N]."""
         return np.isfinite(self.by_run).sum(0)
 
 
 def mean_over_runs(values: np.ndarray) -> np.ndarray:
-    """The mean of [R, N] over the runs that know an instance; nan where none does."""
+    """The mean of [R, N] over the runs that score an instance; nan if there are none."""
     known = np.isfinite(values).any(0)
     mean = np.full(values.shape[1], np.nan)
     mean[known] = np.nanmean(values[:, known], axis=0)
@@ -149,7 +149,7 @@ def score(
     Arguments:
         recipe: How to train.
         data: The data set.
-        parts: What each run learns and holds out.
+        parts: What each run is trained on and holds out.
         folder: Where the tapes and the scores go.
         scale: Of the expected error; see `error_scale`.
         seed: Of the runs.
@@ -192,10 +192,10 @@ def robust_deviation(errors: np.ndarray) -> float:
 def split_half_agreement(by_run: np.ndarray) -> float | None:
     """How far independent runs agree on the order of harm.
 
-    The runs are cut into halves, each half is averaged, and the two orders are compared by their
-    rank correlation r, which is averaged over all cuts. By the Spearman-Brown formula, the mean of
-    all runs would then have the correlation 2 r / (1 + r) with the mean of as many new runs. Below
-    r = 1/3 that is less than one half: more than half of the order is chance.
+    The runs are split into halves, each half is averaged, and the two orders are compared by their
+    rank correlation r, which is averaged over all splits. By the Spearman-Brown formula, the mean
+    of all runs would then have the correlation 2 r / (1 + r) with the mean of as many new runs.
+    Below r = 1/3 that is less than one half: more than half of the order is due to chance.
 
     Arguments:
         by_run: Scores, [R, N]; nan where a run held the instance out.
@@ -327,7 +327,7 @@ def last_layer_inputs(run: Run, instances: Instances) -> np.ndarray:
 class RetrainingCheck:
     """What retraining without some instances, one by one, did to each held-out instance."""
 
-    verification: Verification  # in places among what the run learned
+    verification: Verification  # in positions among what the run was trained on
     queries: np.ndarray  # int64: the ids of held-out instances, or of a sample of them
     changes: np.ndarray  # [queries, checked]: how their losses changed
 
@@ -347,7 +347,7 @@ def verify(
 
     Arguments:
         run: The run that the scores are of.
-        scores: Its scores of the instances that it learned, [L].
+        scores: Its scores of the instances that it was trained on, [L].
         held_out: The ids of the instances that the scores are about.
         pair: Their inputs and targets.
         count: How many of the most harmful are checked, and how many others, drawn at random.

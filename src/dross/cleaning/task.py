@@ -1,4 +1,4 @@
-"""What is learned: classes, or numbers. How their labels are read, encoded and shown."""
+"""What is predicted: classes, or numbers. How their labels are read, encoded and shown."""
 
 import re
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 
-LARGEST = float(np.finfo(np.float32).max)  # models learn in float32
+LARGEST = float(np.finfo(np.float32).max)  # models are trained in float32
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
@@ -24,7 +24,7 @@ def read_number(text: Any) -> float | None:
 
 
 def read_learnable(text: Any) -> float | None:
-    """The number that a text is, if a model can learn it: not infinite, not too large."""
+    """The number that a text is, if a model can be trained on it: finite and not too large."""
     number = read_number(text)
     return number if number is not None and abs(number) <= LARGEST else None
 
@@ -60,17 +60,17 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
         )
 
 
-_MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
+_MIN_INSTANCES_OF_A_CLASS = 5  # a smaller class is too small to train on
 
 
 @dataclass(frozen=True)
 class Task:
-    """What kind of label is learned. There are three: see `TASKS`."""
+    """What kind of label is predicted. There are three: see `TASKS`."""
 
     name: str
     noun: str  # one label is a ...
     loss: str  # which models are trained with
-    estimator: str  # what scikit-learn calls a model that learns such labels
+    estimator: str  # what scikit-learn calls a model that predicts such labels
     error_is_share: bool  # whether the error is a share of wrong predictions
 
     def classes(self, labels: np.ndarray) -> list[str]:
@@ -78,14 +78,14 @@ class Task:
         return []
 
     def check(self, labels: np.ndarray, names: Sequence[str], column: str) -> None:
-        """Refuse labels of the training part from which nothing can be learned, and say why."""
+        """Refuse training labels from which nothing can be predicted, with the reason."""
 
     def rare(self, labels: np.ndarray) -> list[str]:
-        """The classes that have too few instances for their labels to be examined."""
+        """The classes with too few instances for their labels to be examined."""
         return []
 
     def read(self, text: str, classes: Sequence[str]) -> str | float | None:
-        """A label that a person gave; None if it is not one of these data."""
+        """A label that a person entered; None if it does not occur in these data."""
         return None
 
     def show(self, label: Any) -> str:

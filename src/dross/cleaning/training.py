@@ -1,9 +1,8 @@
 """The models that dross offers, and how many of them are trained.
 
 Many small models are trained side by side (`vmap`): thirty small networks cost about as much as
-five. Each has its own initial weights, its own order of instances, its own rate and its own
-instances. All take the same number of steps, so a model with fewer instances sees each a little
-more often.
+five. Each has its own initial weights, order of instances, learning rate and instances. All
+take the same number of steps, so a model with fewer instances sees each a little more often.
 """
 
 import math
@@ -87,7 +86,7 @@ class Recipe(RecipeSettings):
         return -(-count // self.batch_size)
 
     def rate_factor(self, step: int, steps: int) -> float:
-        """What the rate is multiplied by at a step, counted from 0: from 1 to 0 along a cosine.
+        """The factor of the learning rate at a step, counted from 0: from 1 to 0 along a cosine.
 
         The last iterate is then the model, and not the model plus the noise of its last batches.
         """
@@ -100,7 +99,7 @@ class Recipe(RecipeSettings):
 
     @property
     def settings(self) -> RecipeSettings:
-        """The settings as a project keeps them; a model of the user's own is named elsewhere."""
+        """The settings as a project keeps them; a user's model is named elsewhere."""
         names = [field.name for field in fields(RecipeSettings)]
         return RecipeSettings(**{name: getattr(self, name) for name in names})
 
@@ -145,7 +144,7 @@ def default_batch_size(count: int) -> int:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model to train: from which seed, on which instances, at which rate."""
+    """One model to train: from which seed, on which instances, at which learning rate."""
 
     seed: int
     ids: np.ndarray
@@ -196,7 +195,7 @@ def train_many(
         recipe: The model and its settings.
         x: The inputs of all instances, [N, ...].
         y: Their targets, [N] or [N, 1].
-        specs: What each model learns.
+        specs: The seed, the instances and the learning rate of each model.
         what: Words for the progress bar.
         progress: Whether to show the bar.
     """
@@ -340,7 +339,7 @@ class _BatchOrder:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The recipe with the rate and the epochs that were found, and what was tried."""
+    """The recipe with the learning rate and the epochs that were found, and what was tried."""
 
     recipe: Recipe
     curves: dict[float, list[float]]  # rate -> validation loss for each number of epochs
@@ -360,25 +359,25 @@ def search_rate(
     seed: int = 0,
     progress: bool = False,
 ) -> SearchResult:
-    """Find a rate and a number of epochs with about the lowest validation loss.
+    """Find a learning rate and a number of epochs with about the lowest validation loss.
 
-    Each pair is trained to its end: where the rate decays, a short run is not the beginning of a
-    long one. For a large set, the search uses a sample; the whole set is then trained for about
-    as many steps.
+    Each pair is trained to its end: since the learning rate decays, a short run is not the
+    beginning of a long one. For a large set, the search uses a sample; the whole set is then
+    trained for about as many steps.
 
     Arguments:
-        recipe: The model; its rate and epochs are ignored.
-        x: The inputs of the training part, [N, ...].
+        recipe: The model; its learning rate and epochs are ignored.
+        x: The inputs of the training set, [N, ...].
         y: Its targets.
-        validation: The inputs and targets of the validation part, wrong labels included: they
+        validation: The inputs and targets of the validation set, wrong labels included: they
             count against overfitting.
-        rates: The rates to try.
-        epochs: The number of epochs, if it is not to be searched for.
+        rates: The learning rates to try.
+        epochs: The number of epochs, if it should not be searched for.
         seed: Of the initial weights and the order of instances.
         progress: Whether to show a progress bar.
 
     Raises:
-        Diverged: Training diverges at every rate.
+        Diverged: Training diverges at every learning rate.
     """
     rates = rates or _SEARCHED_RATES
     tried: list[int] = [*SEARCHED_EPOCHS] if epochs is None else [epochs]
@@ -429,7 +428,7 @@ def _sample(pair: Pair, size: int, seed: int) -> Pair:
 
 
 def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[float, int]:
-    """The least training that is about as good as the best: the rate, and the number of epochs.
+    """The least training that is about as good as the best: the learning rate and the epochs.
 
     The scores are first-order estimates: the smaller the steps and the shorter their sum, the more
     accurate.

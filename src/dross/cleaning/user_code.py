@@ -1,7 +1,7 @@
-"""Data and models that a user gives as `module:function`.
+"""Data and models that a user passes as `module:function`.
 
 Importing a module runs it. So a function is imported only if the call that asks for it names it;
-what a project's folder says is never enough.
+being named in a project's folder is never enough.
 """
 
 import importlib
@@ -46,8 +46,8 @@ def import_function(entry: str) -> Callable[..., Any]:
 def _current_folder_first() -> Iterator[None]:
     """Inside, modules are looked for in the current folder first; afterwards, there last.
 
-    Otherwise a `random.py` that happens to lie there would be taken for Python's own by whatever is
-    imported later.
+    Otherwise a `random.py` that happens to lie there would be imported in place of Python's own by
+    later imports.
     """
     here = os.getcwd()
     if here in sys.path:
@@ -69,12 +69,12 @@ def source_digest(entry: str) -> str:
 
 
 def prepare_from_python(entry: str, label: str) -> PreparedData:
-    """Take a data set from a function of the user's own.
+    """Load a data set from a function of the user.
 
     Arguments:
         entry: `module:function`. The function returns {"train": (x, y)} as tensors or arrays, and
             optionally "validation" and "test" likewise, and "classes", the names of the classes.
-        label: The name of what is learned.
+        label: The name of what is predicted.
     """
     returned = import_function(entry)()
     if not isinstance(returned, dict) or "train" not in returned:

@@ -1,10 +1,10 @@
 """The verdict: what the models before, after and of the control measure, in figures and in words.
 
 Every measure has one value per pass and row. A pass trains three models on everything (before), on
-the edited data (after), and on data with as many random edits (the control), and measures all rows
-once. The interval of a change covers three kinds of chance: which rows there are to measure, the
-seeds of the passes, and that even random edits change a model a little, now for the better and now
-for the worse. An edit helps if it does more than that.
+the edited data (after), and on data with the same number of random edits (the control), and
+measures all rows once. The interval of a change covers three kinds of chance: which rows there are
+to measure, the seeds of the passes, and that even random edits change a model a little, now for the
+better and now for the worse. An edit helps if it does more than that.
 """
 
 import time
@@ -45,9 +45,10 @@ class Comparison:
     Attributes:
         before, after, random: the mean over all measured rows, one number per pass [passes].
         difference: the mean of after - before.
-        interval: its 95 % interval, from the rows, the seeds, and what random edits do by chance.
+        interval: its 95 % confidence interval, from the rows, the seeds, and what random edits do
+            by chance.
         random_difference, random_interval: the same for the control.
-        random_margin: by how much the edits must be better than the control to be so beyond chance.
+        random_margin: how much better than the control the edits must be, to rule out chance.
         rows_error: the standard error of the difference that comes from the choice of rows.
         seeds_error: the standard error that comes from the seeds.
     """
@@ -65,13 +66,13 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the edits lower the measure beyond chance, and further than random edits do."""
+        """Whether the edits lower the measure by more than chance and random edits explain."""
         beyond_random = self.difference < self.random_difference - self.random_margin
         return self.interval[1] < 0 and beyond_random
 
     @property
     def is_worse(self) -> bool:
-        """Whether the edits raise the measure beyond chance."""
+        """Whether the edits raise the measure by more than chance would explain."""
         return self.interval[0] > 0
 
 
@@ -94,7 +95,7 @@ class Verdict:
         verdict: `improved`, `worse` or `inconclusive`.
         sentence: the verdict with its figures, as a sentence.
         advice: what it takes to know more, or a warning; may be empty.
-        model: which model judged: `linear`, `mlp`, ..., or the name of the user's own.
+        model: which model judged: `linear`, `mlp`, ..., or the name of an estimator.
         resampled: whether each pass drew a bootstrap sample of the training rows, because seeds
             make no difference to the model.
         nested: whether there was no test file: every row was then measured by models, and after
@@ -227,7 +228,7 @@ def _quantile(passes: int) -> float:
 
 
 def _margin(passes: int, rows_error: float, *over_passes: float) -> float:
-    """Half a 95 % interval, of a standard error from many rows and others from a few passes."""
+    """Half a 95 % confidence interval; standard errors are from many rows or from few passes."""
     wide = _quantile(passes) * np.hypot.reduce(over_passes)
     return float(np.hypot(1.96 * rows_error, wide))
 
@@ -247,9 +248,9 @@ def _draw_error(change: np.ndarray, control: np.ndarray) -> float:
 def best_reading(noisy: np.ndarray, plain: np.ndarray) -> np.ndarray:
     """The log loss of each kind of model in the reading that suits its predictions better.
 
-    A model that has learned noisy labels predicts given labels; one that has learned right ones
+    A model trained on noisy labels predicts given labels; one trained on correct labels
     predicts true classes, which are passed through the label noise to predict given ones. Where the
-    classes overlap and the overlap is taken for noise, the second reading forgives a model that is
+    classes overlap and the overlap is treated as noise, the second reading forgives a model that is
     too sure of itself. It then predicts the given labels no better than the model before the edits,
     each in its best reading.
 
@@ -275,7 +276,7 @@ def decide_verdict(metrics: Mapping[str, Comparison], read: Comparison | None = 
 
 
 def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: int = 0) -> Verdict:
-    """Compare what was measured, decide, and say so.
+    """Compare what was measured, and decide.
 
     Arguments:
         values: Each measure as for `compare_metric`; those whose names begin with PLAIN do not
@@ -451,7 +452,7 @@ def _relative_width(metric: Comparison) -> float:
 
 
 def warn_of_sight(edits: ChosenEdits) -> str:
-    """A fixed list was chosen with the labels in sight that measure it; "" for a rule."""
+    """A fixed list was chosen with knowledge of the labels that measure it; "" for a rule."""
     if edits.rule is not None:
         return ""
     if edits.ranked:
@@ -480,7 +481,7 @@ def warn_of_reuse(earlier: int) -> str:
 
 
 def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
-    """Say that classes have no training instances any more; "" if there is none.
+    """A warning that classes have no training instances any more; "" if there is none.
 
     gone: their names; measured: the labels of the measured rows.
     """

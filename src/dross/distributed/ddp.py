@@ -57,7 +57,7 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
 
 
 def place_among_ranks(k: int, ranks: Reducer) -> int:
-    """The place of this rank's k-th micro-batch in the whole step; it seeds its random numbers."""
+    """The position of this rank's k-th micro-batch in the step; it seeds its random numbers."""
     return k * ranks.size + ranks.rank
 
 

@@ -50,7 +50,7 @@ class Unit:
     ranks: ShardReducer
 
     def gather(self, chunks: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """[n] of each parameter -> the whole parameters, each with a memory of its own."""
+        """[n] of each parameter -> the whole parameters, each with its own memory."""
         message = chunks[0].new_zeros(sum(self.chunks))
         for part, chunk in zip(message.split(self.chunks), chunks):
             part[: len(chunk)] = chunk
@@ -65,7 +65,7 @@ class Unit:
     def scatter(self, whole: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
         """What each rank has of the whole parameters -> [n] each of the sum over the ranks.
 
-        like: gives the type and the device.
+        like: a tensor with the type and the device.
         """
         size = self.ranks.size
         message = like.new_zeros(size, sum(self.chunks))
@@ -266,7 +266,7 @@ Reader = Callable[[Unit, str], Tensor]
 class _ReadThrough(dict):
     """The `_parameters` of a module while it runs: those in training are read from elsewhere.
 
-    A module reads a parameter by its name, and gets what `read` gives for it. Code that iterates
+    A module reads a parameter by its name, and gets what `read` returns for it. Code that iterates
     over all of its parameters sees the module's own, which have the right shapes and types.
     """
 
@@ -611,7 +611,7 @@ def shard_recording(recording: Recording, group: Any) -> Recording:
 
 
 def prepare_shards(recording: Recording, first: int, stop: int, *, show: bool) -> None:
-    """Check the files of steps first..stop-1, and learn in which order parameters are gathered.
+    """Check the files of steps first..stop-1, and determine in which order parameters are gathered.
 
     All ranks run the same batch for that. From then on a pass that would gather in another order is
     refused, before its messages meet those of other ranks.

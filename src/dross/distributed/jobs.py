@@ -46,7 +46,7 @@ class ResultStore:
 
     Arguments:
         folder: where the files lie.
-        settings: everything that decides a result, as JSON holds it.
+        settings: everything that decides a result, as JSON.
         numbers: the same for what was computed and may differ by rounding.
     """
 
@@ -56,7 +56,7 @@ class ResultStore:
 
     @staticmethod
     def under(folder: Path, settings: dict[str, Any]) -> "ResultStore":
-        """Results in a folder of their own under this one, named by the settings."""
+        """Results in a separate folder under this one, named by the settings."""
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         return ResultStore((folder / name).absolute(), settings)
 
@@ -78,7 +78,7 @@ class ResultStore:
             result, notes = read_tensors(path)
         except (FileNotFoundError, CorruptFile):
             return None
-        settings = json.loads(json.dumps(self.settings))  # as a file gives them back
+        settings = json.loads(json.dumps(self.settings))  # as they are read from a file
         numbers = notes["numbers"]
         if (
             notes["settings"] != settings

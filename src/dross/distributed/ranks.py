@@ -85,7 +85,7 @@ class Reducer:
     def merge_terms(
         self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
-        """The terms of this rank's pieces at their places in the step: [Q, |S_t|].
+        """The terms of this rank's pieces at their positions in the step: [Q, |S_t|].
 
         Arguments:
             terms_of: this rank's pieces and the terms [Q, b] of each.
@@ -195,7 +195,7 @@ class RankReducer(Reducer):
     def merge_terms(
         self, terms_of: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
-        """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
+        """The terms of this rank's pieces at their positions in the step, 0 elsewhere."""
         columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
         for (k, rows, _), terms in terms_of:
             columns[k][:, rows] = terms[:, : rows.stop - rows.start]  # an idle piece has none
@@ -266,7 +266,7 @@ class RankReducer(Reducer):
 
         What may be divided is found out by trying. Where an instance's loss depends on the other
         instances of the batch, or on random numbers drawn for the whole batch, batches are not cut,
-        and micro-batches are shared whole. Where the forward pass moves buffers, each micro-batch
+        and micro-batches are shared whole. Where the forward pass updates buffers, each micro-batch
         starts where the last one ended; then every rank does every step.
         """
         objective = recording.objective

@@ -35,7 +35,7 @@ def vjp(
     batched: bool = False,
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """torch.autograd.grad that keeps the graph, and gives 0 where nothing depends on an input.
+    """torch.autograd.grad that keeps the graph, and returns 0 where nothing depends on an input.
 
     batched: cotangents carry a leading axis, and so do the results.
     """
@@ -86,7 +86,7 @@ def batched_vjp(
 def batched_jvp(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor]
 ) -> list[Tensor]:
-    """How outputs move when inputs move, for a leading axis of tangents, by reverse mode twice.
+    """How outputs change when inputs change, for a leading axis of tangents, by reverse mode twice.
 
     vjp(r) is linear in r, and the derivative of <vjp(r), tangent> in r is the forward product.
     """

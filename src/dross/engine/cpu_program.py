@@ -76,7 +76,7 @@ class Programs:
 
 
 class _Program:
-    """A pass as straight code. Trusted once it has given the same bits on other inputs."""
+    """A pass as straight code. Trusted once it has returned the same bits on other inputs."""
 
     def __init__(self, steps: Callable[..., list[Tensor]], form: tuple):
         self.steps = steps
@@ -88,7 +88,7 @@ class _Program:
             return unflatten(self.steps(*inputs), self.form)
 
     def compare(self, expected: Any, inputs: list[Tensor]) -> bool:
-        """Whether the program may be kept: it gives the same bits on these inputs.
+        """Whether the program may be kept: it returns the same bits on these inputs.
 
         Results that are not finite prove nothing: it is kept, and not yet trusted.
         """

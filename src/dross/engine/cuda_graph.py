@@ -145,7 +145,7 @@ class Graphs:
     def _try(
         self, key: Any, inputs: list[Tensor], batch: GraphBatch, expected: Any, name: str
     ) -> None:
-        """Trust a graph if it gives on new inputs what the function gives."""
+        """Trust a graph if it returns on new inputs what the function returns."""
         wanted = flatten(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
             return  # the run is about to end, and such numbers prove nothing
@@ -202,7 +202,7 @@ class _Graph:
         self.copies_out = _by_type(self.outputs)
 
     def compare(self, wanted: list[Tensor], inputs: list[Tensor], batch: GraphBatch) -> bool:
-        """Whether a replay gives what is wanted; then the graph is trusted."""
+        """Whether a replay returns the expected values; then the graph is trusted."""
         results = flatten(self.replay(inputs, batch))[0]
         self.trusted = all(is_close(*pair, SAME_KERNELS) for pair in zip(results, wanted))
         return self.trusted

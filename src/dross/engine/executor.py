@@ -75,7 +75,7 @@ class Executor:
         a_buffers: Buffers,
         hessian: bool = True,
     ) -> Vjp:
-        """The adjoint of (theta, w, buffers) -> (g, moved buffers), run the fastest way.
+        """The adjoint of (theta, w, buffers) -> (g, updated buffers), run the fastest way.
 
         Arguments:
             theta: the parameters [p].
@@ -137,7 +137,7 @@ class Executor:
         *args: Any,
         key: tuple[Hashable, ...] = (),
     ) -> Any:
-        """function(batch, *args), by the fastest way that gives the same numbers.
+        """function(batch, *args), by the fastest way that returns the same numbers.
 
         Arguments:
             name: identifies the pass, together with the shapes of its inputs.
@@ -162,7 +162,7 @@ class Executor:
         """Whether a pass may be reused now.
 
         Not where it draws random numbers, must call hooks or has parameters that come and go; nor
-        where the model moves buffers by its own code, which may look at their values.
+        where custom code of the model updates buffers, and may read their values.
         """
         objective = self.objective
         differs = objective.stochastic or self._hooked or objective.unused or objective.held

@@ -175,7 +175,7 @@ class Parameterwise:
         before: Derivative,
         g_dot: Tensor,
     ) -> Derivative:
-        """How the state after the step moves, from how g and the state before it move."""
+        """How the state after the step changes, from how g and the state before it change."""
         parameters = self._parameters(state.counters, hyperparams)
         at = _split(parameters, state.theta, g, state.slots)
         tangents = _split(parameters, before.theta, g_dot, before.slots)

@@ -47,7 +47,7 @@ class ForwardRules(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if any(isinstance(t, Tensor) and is_batchedtensor(t) for t in args):
-            # a model with a vmap of its own: there a tensor cannot be taken apart
+            # a model with its own vmap: there a tensor cannot be taken apart
             return func(*args, **kwargs)
         if func in _PIXEL_AXES and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)

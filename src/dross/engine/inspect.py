@@ -73,7 +73,7 @@ def unwrap_optimizer(optimizer: Any) -> Any:
 
 
 def unwrap_model(model: Any) -> nn.Module:
-    """The module that can be differentiated twice: a compiled one gives its original back.
+    """The module that can be differentiated twice: of a compiled one, the original.
 
     Compiled parts of it run as written in dross's own passes (`plain_passes`).
     """
@@ -235,12 +235,12 @@ def watch_first_batch(
     call: Callable[[], Any],
     losses_of: Callable[[Any], Tensor],
 ) -> FirstBatch:
-    """Run one forward and backward pass. The caller knows which buffers it has moved.
+    """Run one forward and backward pass. The caller knows which buffers it has updated.
 
     Arguments:
         objective: whose model is run, and how.
         leaves: the parameters that might train, by name.
-        call: the forward pass, which gives the model's outputs.
+        call: the forward pass, which returns the model's outputs.
         losses_of: the losses of these outputs.
     """
     device = next(iter(leaves.values())).device
@@ -305,11 +305,11 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
 
 
 def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[str, ...]:
-    """The buffers that training moves. after: the tensors as a forward pass left them."""
+    """The buffers that training updates. after: the tensors as a forward pass left them."""
     buffers = dict(model.named_buffers())
     moved = {name for name, buffer in buffers.items() if not torch.equal(after[name], buffer)}
     known = statistics_of(model)
-    # one may by chance not have moved in this batch; those of one module move together
+    # one may by chance be unchanged by this batch; those of one module are updated together
     modules = {name.rpartition(".")[0] for name in moved - set(known)}
     others = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
     return (*statistics_of(model, training=True), *others)

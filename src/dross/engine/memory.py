@@ -94,7 +94,7 @@ class MemorySplitter:
     """Runs the passes of one objective in as many parts as memory asks for."""
 
     def __init__(self, objective: Objective, graphs: Graphs):
-        """graphs: captured passes, whose memory can be given back."""
+        """graphs: captured passes, whose memory can be released."""
         self.objective = objective
         self.graphs = graphs
         self.plans: dict[int, VjpPlan] = {}  # by the size of the batch, to the next power of two
@@ -302,7 +302,7 @@ def _size_class(batch: Batch) -> int:
 
 
 def _join_gradients(parts: Sequence[Gradient]) -> Gradient:
-    """What `Objective.gradient` gives for the whole batch."""
+    """What `Objective.gradient` returns for the whole batch."""
     if len(parts) == 1:
         return parts[0]
     g, losses, buffers = zip(*parts)
@@ -310,7 +310,7 @@ def _join_gradients(parts: Sequence[Gradient]) -> Gradient:
 
 
 def _join_rows(parts: Sequence[Vjp]) -> Vjp:
-    """The vjp of the whole batch. Buffers do not move where batches are cut."""
+    """The vjp of the whole batch. Buffers are not updated where batches are split."""
     if len(parts) == 1:
         return parts[0]
     terms, a_theta, a_buffers = zip(*parts)
@@ -339,7 +339,7 @@ def _add(tensors: Sequence[Tensor]) -> Tensor:
 def forward_mode_is_right(
     objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
 ) -> bool:
-    """Whether forward mode gives what reverse mode gives, on this batch, in a random direction.
+    """Whether forward mode returns what reverse mode returns, on this batch, in a random direction.
 
     Some operators have no forward mode, and a forward rule can be wrong once it is differentiated
     again (see forward_rules.py).

@@ -100,7 +100,7 @@ def normalize(
 def apply_statistics(
     centred: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Batch norm of what is centred already, with a given variance [C]: centred [B, C, ...]."""
+    """Batch norm of what is centred already, with this variance [C]: centred [B, C, ...]."""
     shape = [1, -1] + [1] * (centred.dim() - 2)
     scaled = centred * torch.rsqrt(var + eps).reshape(shape)
     scaled = scaled if weight is None else scaled * weight.reshape(shape)
@@ -146,7 +146,7 @@ def _batch_norm(
 ):
     """Batch norm over the rows where `present` [B] is 1; None: over all of them.
 
-    Running statistics are moved here only with `present`. In a plain pass torch's own kernel moves
+    Running statistics are updated here only with `present`. In a plain pass torch's kernel updates
     them, and in one that is differentiated twice `watch_statistics` does, outside of this formula.
     """
     if not training and running_mean is not None:  # linear in its input: torch's rule is right
@@ -204,7 +204,7 @@ NORM_RULES: dict[Callable, Callable] = {
 
 # --- BatchNorm's running statistics as differentiable state ---------------------------------------
 
-# torch moves them as a side effect that autograd does not see, and reads them in eval mode as
+# torch updates them as a side effect that autograd does not see, and reads them in eval mode as
 # constants. A query in eval mode depends on them, so the adjoint has to pass through both. These
 # contexts make both differentiable without touching the model's code.
 
@@ -221,7 +221,7 @@ def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def statistics_of(model: nn.Module, *, training: bool = False) -> list[str]:
-    """The names of all buffers that belong to BatchNorm; `training`: of layers that move them."""
+    """The names of all buffers that belong to BatchNorm; `training`: of layers that update them."""
     layers = batchnorm_layers(model).items()
     names = [name for name, layer in layers if layer.training or not training]
     return [f"{name}.{kind}" if name else kind for name in names for kind in STATISTICS]
@@ -231,8 +231,8 @@ def statistics_of(model: nn.Module, *, training: bool = False) -> list[str]:
 def watch_statistics(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
     """Inside: run one forward pass in train mode.
 
-    The yielded function then gives the buffers after the pass, as a differentiable function of the
-    buffers before it.
+    The yielded function then returns the buffers after the pass, as a differentiable function of
+    the buffers before it.
     """
     inputs: list[tuple[str, _BatchNorm, Tensor]] = []
     layers = {name: layer for name, layer in batchnorm_layers(model).items() if layer.training}

@@ -66,9 +66,10 @@ class Objective:
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """The buffers that the model's own code moves, which derivatives treat as constants.
+        """The buffers that custom code of the model updates, which derivatives treat as constants.
 
-        They are recorded and replayed as they move. Only BatchNorm's statistics are differentiated.
+        They are recorded and replayed as they change. Only BatchNorm's statistics are
+        differentiated.
         """
         statistics = set(statistics_of(self.model))
         return tuple(name for name in self.layout.moving_buffers if name not in statistics)
@@ -89,7 +90,7 @@ class Objective:
 
         Arguments:
             theta: the parameters, [p].
-            buffers: the buffers that the forward pass moves, by name.
+            buffers: the buffers that the forward pass updates, by name.
             batch: the B instances.
             track_buffers: whether the new buffers are differentiable functions of theta and of the
                 old ones, for the adjoint of BatchNorm's statistics.
@@ -126,7 +127,7 @@ class Objective:
         return outputs
 
     def apply_loss(self, outputs: Any, y: Any) -> Tensor:
-        """The loss of outputs as the model gave them, in the types it was trained in."""
+        """The loss of outputs as the model returned them, in the types it was trained in."""
         cast = self.precision.autocast
         outputs = widen(outputs) if cast is not None and not cast.loss else outputs
         with self.precision.cast("loss"):
@@ -162,7 +163,7 @@ class Objective:
     # --- gradients --------------------------------------------------------------------------------
 
     def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch) -> Gradient:
-        """g = sum_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
+        """g = sum_i c_i grad l_i as [p], the losses [B], and the updated buffers."""
         theta = theta.detach().requires_grad_()
         parameters = self.precision.own_leaves(self.layout.unflatten(theta))
         inputs = [theta] if parameters is None else list(parameters.values())
@@ -192,7 +193,7 @@ class Objective:
     def gradients(
         self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor, cut: bool = False
     ) -> tuple[Tensor, Buffers]:
-        """The gradients of K models at once, and their moved buffers.
+        """The gradients of K models at once, and their updated buffers.
 
         Arguments:
             thetas: the parameters of each model, [K, p].
@@ -228,7 +229,7 @@ class Objective:
         a_buffers: Buffers,
         hessian: bool = True,
     ) -> Vjp:
-        """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
+        """The adjoint of (theta, w, buffers) -> (g, updated buffers), for Q adjoints at once.
 
             terms_i  = c_i <a_g, grad l_i>                                    = d query / d w_i
             a_theta  = sum_i c_i H_i a_g  +  d <a_buffers, moved> / d theta
@@ -241,8 +242,9 @@ class Objective:
             buffers: the moving buffers before the step, by name.
             batch: the B instances.
             a_g: the adjoint of the gradient g, [Q, p].
-            a_buffers: the adjoint of the moved buffers, each [Q, ...]; only of floating-point ones.
-            hessian: False gives the terms alone.
+            a_buffers: the adjoint of the updated buffers, each [Q, ...]; only of floating-point
+                ones.
+            hessian: False returns the terms alone.
 
         Returns:
             terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
@@ -286,7 +288,7 @@ class Objective:
         rules = ForwardRules(joined=joined, several=not single)
 
         def directional(theta: Tensor, statistics: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
-            """d [B], and the moved statistics."""
+            """d [B], and the updated statistics."""
 
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
                 before, track = {**buffers, **statistics}, bool(statistics)
@@ -320,7 +322,7 @@ class Objective:
         buffers_dot: Buffers,
         w_dot: Tensor,
     ) -> tuple[Tensor, Buffers]:
-        """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
+        """The tangent of (theta, w, buffers) -> (g, updated buffers), for J directions at once.
 
             g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i              H = sum_i c_i H_i
 
@@ -330,12 +332,12 @@ class Objective:
             theta: the parameters before the step, [p].
             buffers: the moving buffers before the step, by name.
             batch: the B instances.
-            theta_dot: how theta moves, [J, p].
-            buffers_dot: how the floating-point buffers move, each [J, ...].
-            w_dot: how the weights of the instances move, [J, B].
+            theta_dot: how theta changes, [J, p].
+            buffers_dot: how the floating-point buffers change, each [J, ...].
+            w_dot: how the weights of the instances change, [J, B].
 
         Returns:
-            g_dot [J, p], and how the buffers after the step move.
+            g_dot [J, p], and how the buffers after the step change.
         """
         theta = theta.detach().requires_grad_()
         statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}

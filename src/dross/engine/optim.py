@@ -39,7 +39,7 @@ class OptimizerDescription:
     flags: Flags
     columns: tuple[str, ...]  # the names of its hyperparameters, in the order of the tape
     any_momentum: bool
-    formula: str | None  # its name, where the optimizer follows one of optim_custom.py
+    formula: str | None  # its name, where the optimizer uses one of optim_custom.py
     fused: bool  # it steps with torch's fused kernel, where that rounds differently
 
     def flag(self, key: str) -> bool:
@@ -50,7 +50,7 @@ class OptimizerDescription:
         """The optimizer of a model with this layout.
 
         Raises:
-            NotSupported: where it follows a formula that is not registered here.
+            NotSupported: it uses a formula that is not registered.
         """
         if self.formula is not None:
             formula_named(self.formula)
@@ -117,7 +117,7 @@ class Optimizer(OptimizerDescription):
     def jvp(
         self, state: State, g: Tensor, hyperparams: np.ndarray, before: Derivative, g_dot: Tensor
     ) -> Derivative:
-        """The tangent of `update`: how the state after it moves."""
+        """The tangent of `update`: how the state after it changes."""
         return self._update.jvp(state, g, self._by_name(hyperparams), before, g_dot)
 
     def split_slot(

@@ -1,4 +1,4 @@
-"""The formulas of Lion, Muon and Adafactor, and `dross.optim.register` for an optimizer of your own.
+"""The formulas of Lion, Muon and Adafactor, and `dross.optim.register` for custom optimizers.
 
 docs/derivations.md has them in letters. A formula is compared with the optimizer's own step before
 it is used, so an optimizer of the same name that computes something else is refused.
@@ -233,7 +233,7 @@ def _copy(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.optim.Op
     """The same optimizer over another parameter, without memory and hooks."""
     kind = type(optimizer)
     made: Any = object.__new__(kind)
-    # a scheduler puts a step of its own over the class's, and that one would step the original
+    # a scheduler puts its own step over the class's, and that one would step the original
     kept = {name: value for name, value in vars(optimizer).items() if not hasattr(kind, name)}
     kept |= {name: OrderedDict() for name in kept if name.endswith("_hooks")}
     made.__dict__.update(kept)
@@ -331,7 +331,7 @@ def register(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Teach dross an optimizer of your own that treats every number of a parameter alike.
+    """Register a custom optimizer that treats every number of a parameter alike.
 
         def update(theta, g, slots, hyperparams):
             m = hyperparams["decay"] * slots["m"] + g
@@ -339,22 +339,22 @@ def register(
 
         dross.optim.register(TanhSGD, ["m"], update)
 
-    The derivative comes from autograd through `update`. On random numbers, `update` is compared at
-    once with the optimizer's own step, and its derivative with finite differences.
-    A tape of such a run can be opened once the optimizer is registered again.
+    The derivative comes from autograd through `update`. On random numbers, `update` is immediately
+    compared with the optimizer's own step, and its derivative with finite differences. To open the
+    tape of such a run, register the optimizer again first.
 
     Arguments:
-        optimizer: the class.
-        slots: the names under which it keeps its memory of a parameter in `state`, as tensors of
-            the parameter's shape; or a dict of these names and their initial values, where those
+        optimizer: the optimizer class.
+        slots: the names under which it keeps its state of a parameter in `state`, as tensors of
+            the parameter's shape; or a dict of these names and their initial values, if those
             are not 0.
         update: (theta, g, slots, hyperparams) -> (theta, slots) after one step, as new tensors.
-            hyperparams has the options of the parameter group under their names and, where the
-            optimizer keeps a counter "step", hyperparams["step"], which is 1 in the first step.
+            hyperparams has the options of the parameter group under their names and, if the
+            optimizer counts its steps in "step", hyperparams["step"], which is 1 in the first step.
         options: the keyword arguments to build the optimizer with, for the comparison.
 
     Raises:
-        InvalidInput: where the two disagree; it says how.
+        InvalidInput: the two disagree; the message contains the difference.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
         raise InvalidInput(

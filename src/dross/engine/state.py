@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import InputChanged
 
 Named = dict[str, Tensor]
-Buffers = dict[str, Tensor]  # what the forward pass moves, by name
+Buffers = dict[str, Tensor]  # what the forward pass updates, by name
 Counters = dict[str, float]  # of one parameter group: how many steps it has taken, and the like
 GroupCounters = tuple[Counters, ...]  # of all parameter groups
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of a model's parameters or buffers, by name
@@ -27,7 +27,7 @@ def name_parts(theta: Tensor, slots: Named, buffers: Named) -> Named:
 
 
 def split_parts(named: Named) -> tuple[Tensor, Named, Named]:
-    """theta, slots and buffers from the names that `name_parts` gave them."""
+    """theta, slots and buffers by the names from `name_parts`."""
     slots, buffers = (
         {name.removeprefix(kind): t for name, t in named.items() if name.startswith(kind)}
         for kind in (_SLOT, _BUFFER)
@@ -41,7 +41,7 @@ class State:
 
     theta: Tensor  # [p]
     slots: Named = field(default_factory=dict)  # the optimizer's memory, each [p]
-    buffers: Named = field(default_factory=dict)  # what the forward pass moves, by name
+    buffers: Named = field(default_factory=dict)  # what the forward pass updates, by name
     counters: GroupCounters = ()  # the optimizer's counters, one dict per parameter group
 
     def tensors(self) -> Named:
@@ -109,17 +109,17 @@ class Derivative:
 
 # Where each tensor of a model lives in the state of a run.
 #
-# All parameters that training moves are one flat vector `theta`, ordered by parameter group. So an
-# optimizer's update, a tape's state and an adjoint are each a handful of operations on one tensor,
-# however many layers the model has. Buffers that the forward pass moves (BatchNorm's statistics) keep
-# their names. Everything else is constant.
+# All parameters that training updates are one flat vector `theta`, ordered by parameter group. So
+# an optimizer's update, a tape's state and an adjoint are each a handful of operations on one
+# tensor, however many layers the model has. Buffers that the forward pass updates (BatchNorm's
+# statistics) keep their names. Everything else is constant.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a model's parameters in theta, and the buffers that move. p = len(theta)."""
+    """The order of a model's parameters in theta, and the updated buffers. p = len(theta)."""
 
-    names: tuple[str, ...]  # the parameters that move, in the order of theta
+    names: tuple[str, ...]  # the parameters that are updated, in the order of theta
     shapes: tuple[torch.Size, ...]
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each parameter group
     moving_buffers: tuple[str, ...]  # those that the forward pass changes

@@ -36,7 +36,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Step:
-    """What is recorded of step t: the batch S_t, the rate eta_t, and whatever else it used."""
+    """The record of step t: the batch S_t, the learning rate eta_t, and whatever else it used."""
 
     micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
     hyperparams: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ...
@@ -140,11 +140,11 @@ def jvp_step(
         state: s_t.
         step: what was recorded of the step.
         g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
-        before: how s_t moves.
-        g_dot: how g moves, [Q, p].
+        before: how s_t changes.
+        g_dot: how g changes, [Q, p].
 
     Returns:
-        How s_{t+1} moves; its buffers are still those of `before`.
+        How s_{t+1} changes; its buffers are still those of `before`.
     """
     g_dot = _unscale(step, g_dot)
     if step.clip:
@@ -303,7 +303,7 @@ def clip_of(norm: float | None, value: float | None) -> Clip | None:
     """The clip that the options `clip_norm=` and `clip_value=` describe.
 
     Raises:
-        InvalidInput: both are given, or one is not a positive number.
+        InvalidInput: both are passed, or one is not a positive number.
     """
     if norm is not None and value is not None:
         raise InvalidInput("Pass either clip_norm or clip_value, not both.")

@@ -22,7 +22,7 @@ from .state import Counters, Derivative, GroupCounters, Layout, State
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
 Hyperparams = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
-Flags = dict[str, bool | str]  # options that say which formula is followed: nesterov, amsgrad
+Flags = dict[str, bool | str]  # options that select the formula: nesterov, amsgrad
 Updated = tuple[Tensor, Slots, Counters]
 Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d input
 
@@ -249,7 +249,7 @@ def vjp_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[st
 
 
 def jvp_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
-    """How each output moves: the sum over sources of (d output / d source) source_dot."""
+    """How each output changes: the sum over sources of (d output / d source) source_dot."""
     return {
         output: _weighted_sum([(table.get((output, source)), v) for source, v in before.items()])
         for output in outputs
@@ -276,8 +276,8 @@ def _adjust_gradient(theta: Tensor, g: Tensor, maximize: bool, weight_decay: flo
 
 # --- the other optimizers of torch.optim ----------------------------------------------------------
 
-# For every step a new optimizer is built, given its memory, and stepped once. Its table comes from
-# autograd, through the same step with `differentiable=True`.
+# For every step a new optimizer is built, its state is set, and it is stepped once. Its table comes
+# from autograd, through the same step with `differentiable=True`.
 
 #: The optimizers that are stepped this way, and those of their slots that begin with zeros
 TORCH_STEPPED = {
@@ -458,7 +458,7 @@ class Elementwise:
         before: Derivative,
         g_dot: Tensor,
     ) -> Derivative:
-        """How the state after the step moves, from how g and the state before it move."""
+        """How the state after the step changes, from how g and the state before it change."""
         outputs = (*state.slots, "theta")
 
         def move(group: int, at: Named, slots: Slots, before: Named) -> Slots:
@@ -552,7 +552,7 @@ def group_options(h: Hyperparams) -> dict[str, Any]:
 
 
 def read_flags(group: Mapping[str, Any], keys: Iterable[str]) -> Flags:
-    """The options that say which formula is followed, and not with which hyperparameters."""
+    """The options that select the formula, without the hyperparameters."""
     return {
         key: group[key]
         for key in keys

@@ -1,8 +1,8 @@
 """Ways to score training instances, with one protocol: `estimator.score(run, query) -> Scores`.
 
 The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**.
-Only the first four estimate a change of the query; the others order the instances by a suspicion of
-their own, which says nothing about the size of a change.
+Only the first four estimate a change of the query; the others rank the instances by another
+criterion, which has no relation to the size of a change.
 
     Retrace()                the paper's: the run retraced (epochs=1: its last epoch only)
     WithoutHessian()         the same without the Hessian term: TracIn over every step
@@ -24,14 +24,14 @@ from .traced import Retrace, TracIn, WithoutHessian
 
 
 class Estimator(Protocol):
-    """What every estimator offers. Each class describes what is special about it."""
+    """The interface of every estimator."""
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance of a run.
 
         Arguments:
             run: the recorded run.
-            query: whose change is estimated, such as `dross.mean_loss(validation)`.
+            query: the query whose change is estimated, such as `dross.mean_loss(validation)`.
 
         Returns:
             Scores with `values` float64 [N], or [Q, N] for a query with Q numbers; the lowest are

@@ -93,7 +93,7 @@ class LiSSA:
     Arguments:
         steps: how many steps are taken.
         batch_size: instances per step.
-        scale: it converges where this exceeds the largest eigenvalue of H + damping.
+        scale: it converges if this exceeds the largest eigenvalue of H + damping.
     """
 
     steps: int = 1000
@@ -116,7 +116,7 @@ class MomentumSGD:
     Arguments:
         steps: how many steps are taken.
         rate: the learning rate.
-        momentum: the share of the velocity that is kept.
+        momentum: the momentum factor.
         batch_size: instances per step; None for the whole training set.
     """
 

@@ -11,7 +11,7 @@ from .inverse_hessian import InstanceGradients
 
 
 def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
-    """Scores of an estimator that gives one number per instance [N], whatever the epoch.
+    """Scores of an estimator that returns one number per instance [N], whatever the epoch.
 
     They are nan where the run never used the instance.
     """
@@ -22,9 +22,9 @@ def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """score = -loss at the final model: what the model has not learned comes first.
+    """score = -loss at the final model: the instances that the model fits worst come first.
 
-    It finds wrong labels, and does not ask what they do to the query.
+    It finds wrong labels, and ignores their effect on the query.
     """
 
     def score(self, run: Run, query: Query) -> Scores:

@@ -39,7 +39,7 @@ from .score import ChatScores, score
 from .trials import compete, count_trials
 from .tuner import Tuner
 
-RESPONSE = "response"  # what is learned
+RESPONSE = "response"  # what is trained on
 
 _LABEL_COLUMNS = (
     "source",
@@ -85,32 +85,32 @@ def clean_chats(
 ) -> Project:
     """Find the examples that make a fine-tuned language model worse.
 
-    The input is never touched. `dross review`, `dross judge` and `dross export` continue from the
-    result. A call that was stopped continues when it is made again with the same arguments.
+    The input is never changed. `dross review`, `dross judge` and `dross export` continue from the
+    result. An interrupted call continues if it is repeated with the same arguments.
 
     Arguments:
         data: a .jsonl or .parquet file. Each row has `messages` ([{"role", "content"}, ...]), or a
-            prompt and a response. What the assistant says is learned, and nothing else.
+            prompt and a response. The model is trained only on the assistant's messages.
         model: the folder of a model, a GGUF file or a folder with one, the folder of an adapter
             of peft, or a name on the hub.
-        out: the folder for everything that is found; runs/NAME by default.
-        prompt, response: the columns that hold them; guessed by default.
-        source: the column that says where an example is from, to filter by; `source` by default.
-        validation, test: files for these parts, best with answers that a person has checked. By
+        out: the folder for the results; runs/NAME by default.
+        prompt, response: the columns that contain them; guessed by default.
+        source: the column with the origin of an example, to filter by; `source` by default.
+        validation, test: files for these sets, ideally with responses that a person has checked. By
             default each gets a fifth of `data`, near duplicates together.
         template: a file with a chat template (Jinja) instead of the tokenizer's own, or `plain`.
         lora: train adapters of this rank instead of the weights.
-        last_layers: train this many of the last layers only.
-        max_tokens: cut longer texts; 1,024 by default, and never more than the model takes.
+        last_layers: train only this many of the last layers.
+        max_tokens: truncate longer texts; 1,024 by default, and never more than the model takes.
         repeats: how many recorded fine-tunings the scores are averaged over.
         lr: the learning rate, which decays to 0; by default 2e-4 for adapters, else 2e-5.
-        epochs, batch_size: for training.
+        epochs, batch_size: the number of epochs, and the examples per batch.
         seed: decides the split, adapters and the order of the examples.
         device: `cpu` or `cuda`. By default a GPU if there is one, and else the CPU.
         force: start even if it takes more than an hour.
-        overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
+        overwrite: replace the contents of the folder. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
-        say: a function that gets a sentence about each stage; by default none is called.
+        say: a function that is called with a sentence about each stage; by default there is none.
 
     Returns:
         The project in the folder `out`.
@@ -119,7 +119,7 @@ def clean_chats(
         InvalidInput: the data, the model or an argument cannot be used, a package is missing, or it
             takes more than an hour without `force`.
         NotSupported: the model is quantized, or cannot be differentiated twice.
-        InvalidInput: the model is not on this machine and cannot be fetched.
+        InvalidInput: the model is not on this machine and cannot be downloaded.
         Diverged: training diverges.
         DrossError: the folder cannot be written.
 
@@ -252,7 +252,7 @@ def describe(cost: Cost) -> str:
 
 
 def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
-    """Refuse what takes longer than an hour, unless the user forces it, and say what fits.
+    """Refuse what takes longer than an hour, unless the user forces it, and list what fits.
 
     Raises:
         InvalidInput: it takes too long.
@@ -360,7 +360,7 @@ def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommenda
 
 
 def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
-    """The content of tokens.parquet: texts of all tokens, effects of the learned ones."""
+    """The content of tokens.parquet: texts of all tokens, effects of those trained on."""
     rows = []
     for place, learned in zip(examples.parts["train"], scored.token_effects(), strict=True):
         example = examples.all[place]

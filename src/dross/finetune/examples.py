@@ -19,10 +19,10 @@ from ..data.seeds import mix_seeds
 from ..errors import InvalidInput, first_line
 from .model import Loaded
 
-IGNORED = -100  # the label of a token that is not learned
+IGNORED = -100  # the label of a token that is not trained on
 DEFAULT_TOKENS = 1024  # where the model takes more
 _SHARE_HELD_OUT = 0.2  # of the data, for each part that has no file
-_FEWEST_HELD_OUT = 8  # examples in the validation part, and in the test part
+_FEWEST_HELD_OUT = 8  # examples in the validation set, and in the test set
 _LETTERS = 80  # of a response, as the label of an example
 Tokens = dict[str, list[int]]  # input_ids and labels, as Trainer takes them
 
@@ -37,22 +37,22 @@ class Example:
 
     @property
     def learned(self) -> list[int]:
-        """The places of the tokens that are learned; the first token never is."""
+        """The positions of the tokens that are trained on; the first token never is."""
         return [k for k, label in enumerate(self.tokens["labels"]) if k and label != IGNORED]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples that can be learned from, the part that each is in, and the copies."""
+    """All examples that can be trained on, the set that each is in, and the copies."""
 
     all: list[Example]
-    parts: dict[str, np.ndarray]  # the sorted places of each part
+    parts: dict[str, np.ndarray]  # the sorted positions of each set
     copies: Copies
     counts: CopyCounts
     notes: list[str]
 
     def chats(self, part: str) -> list[Chat]:
-        """The conversations of a part."""
+        """The conversations of a set."""
         return [self.all[place].chat for place in self.parts[part]]
 
     @property
@@ -64,7 +64,7 @@ class Examples:
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
     def content(self, part: str) -> Frame:
-        """What the examples of a part look like."""
+        """The content of the examples of a set."""
         chats = self.chats(part)
         columns = {"text": [c.text for c in chats], "origin": [c.origin for c in chats]}
         return pandas.DataFrame(columns, dtype=object)
@@ -82,7 +82,7 @@ def open_examples(
     *,
     progress: bool,
 ) -> Examples:
-    """Read, encode, look for copies, and split so that near duplicates are in one part.
+    """Read, encode, look for copies, and split so that near duplicates are in one set.
 
     Arguments:
         request: The files.
@@ -135,7 +135,7 @@ def open_examples(
 def _find_copies(
     chats: list[Chat], by_file: dict[str, np.ndarray], progress: bool
 ) -> tuple[Copies, CopyCounts]:
-    """Copies among everything, by the words that are said."""
+    """Copies among all conversations, by their words."""
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
     labels = np.array([chat.response for chat in chats], dtype=object)
     rows = np.array([chat.row for chat in chats], dtype=np.int64)
@@ -151,7 +151,7 @@ def _find_copies(
 
 
 def _split(by_file: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str, np.ndarray]:
-    """Parts with files of their own as they are; the others are drawn, copies together."""
+    """Sets with separate files as they are; the others are drawn, copies together."""
     data = by_file["train"]
     group = group_copies(copies, {"train": 0}, len(data))
     order = np.random.default_rng(mix_seeds(seed, 1)).permutation(np.unique(group))
@@ -172,7 +172,7 @@ def _split(by_file: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[st
 
 
 def _move_copies(copies: Copies, data: np.ndarray, parts: dict[str, np.ndarray]) -> Copies:
-    """The copies by the parts that their examples are in now; groups need a training example."""
+    """The copies by the sets that their examples are in now; groups need a training example."""
     if not len(copies):
         return copies
     place = {int(id): (part, k) for part in PARTS for k, id in enumerate(parts[part].tolist())}
@@ -207,11 +207,12 @@ def encode_chats(
             model takes.
 
     Returns:
-        The examples that have something to learn, the place of each among the conversations, and
+        The examples with something to train on, the position of each among the conversations, and
         notes for the user.
 
     Raises:
-        InvalidInput: the template refuses a conversation, or does not write what the assistant says.
+        InvalidInput: the template rejects a conversation, or does not output the assistant's
+        messages.
     """
     limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
     examples = []
@@ -242,7 +243,7 @@ def encode_chats(
 
 
 def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and the spans of it that the assistant says."""
+    """The text of a conversation, and the spans of the assistant's messages in it."""
 
     def render(messages: Sequence[dict[str, str]], *, prompt: bool = False) -> str:
         try:
@@ -263,7 +264,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
             after = render(chat.messages[: k + 1])
             if text.startswith(before) and text.startswith(after):
                 learned.append((len(before), len(after)))
-    if not learned:  # a template that writes earlier turns differently: the last one is learned
+    if not learned:  # a template that writes earlier turns differently: the last one is trained on
         start = text.rfind(chat.response)
         if start < 0:
             raise InvalidInput(

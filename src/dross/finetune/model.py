@@ -37,7 +37,7 @@ class Loaded:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that fine-tuning moves, by name."""
+        """The parameters that fine-tuning updates, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
@@ -50,7 +50,7 @@ def _import(name: str, what: str) -> Any:
 
 
 def load(options: ChatOptions) -> Loaded:
-    """The model of the options, with its tokenizer, its template and what is to be trained.
+    """The model of the options, with its tokenizer, its template and the parameters to train.
 
     Raises:
         InvalidInput: there is no such model, tokenizer or chat template, or a package is missing.
@@ -218,7 +218,7 @@ def _digest(model: Any) -> str:
 
 
 def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
-    """The last layers of the longest stack of the model; all of them where none is named."""
+    """The last layers of the longest stack of the model; by default all of them."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = list(max(stacks, key=len, default=()))
     if not layers:

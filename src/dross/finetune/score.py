@@ -1,8 +1,8 @@
 """Scores of every token and of every example: recorded fine-tunings, retraced.
 
-The query is the expected error of the validation part: over its examples, and over the tokens of
+The query is the expected error of the validation set: over its examples, and over the tokens of
 each, the mean of 1 - p(token). Unlike the loss it is bounded, so that wrong answers among the
-validation examples do not turn the scores around. It is computed for either half of the part, in
+validation examples do not turn the scores around. It is computed for either half of the set, in
 one retrace whose instances are tokens; an example's score is the sum of its tokens'.
 """
 
@@ -29,9 +29,9 @@ _RUNS = 11  # the stream of seeds of recorded runs
 
 @dataclass(frozen=True)
 class ChatScores:
-    """What R recorded fine-tunings say about N training examples."""
+    """The scores of N training examples from R recorded fine-tunings."""
 
-    tokens: np.ndarray  # float64 [R, 2, tokens]: of every learned token, for either half
+    tokens: np.ndarray  # float64 [R, 2, tokens]: of every token trained on, for either half
     starts: np.ndarray  # int64 [N + 1]: where each example's tokens begin
     weights: np.ndarray  # [2]: the shares of the halves
     halves: np.ndarray  # int64 [V]: which half each validation example is in
@@ -46,7 +46,7 @@ class ChatScores:
 
     @property
     def by_run(self) -> np.ndarray:
-        """The scores of the examples for the whole validation part, [R, N]."""
+        """The scores of the examples for the whole validation set, [R, N]."""
         return np.einsum("rhn,h->rn", self.by_half, self.weights)
 
     @property
@@ -55,7 +55,7 @@ class ChatScores:
         return self.by_run.mean(0)
 
     def token_effects(self) -> list[np.ndarray]:
-        """The scores of each example's learned tokens, which add up to the example's own."""
+        """The scores of the tokens that each example trains on, which add up to its score."""
         effects = np.einsum("rhn,h->n", self.tokens, self.weights) / len(self.tokens)
         return np.split(effects, self.starts[1:-1])
 
@@ -114,7 +114,7 @@ def _score_run(
 def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:
     """The expected error of either half of a data set: a query of two numbers.
 
-    Every example counts alike, and so does every learned token of one example.
+    Every example counts alike, and so does every token that one example trains on.
 
     Arguments:
         data: A `Collated`, as a recording trainer makes it.

@@ -1,11 +1,11 @@
 """What removing examples does to the model: plans compete, and a verdict, by fine-tuning again.
 
-Plans. What one half of the validation part blames is left out, and the other half is measured; then
+Plans. What one half of the validation set blames is left out, and the other half is measured; then
 the halves change places. A plan is recommended if it is better than doing nothing by more than two
 standard errors, which cover the validation examples and the seeds.
 
 Verdict. For each fresh seed three models start from the same weights and take the same number of
-steps. They are compared by their loss and their expected error on the test part.
+steps. They are compared by their loss and their expected error on the test set.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _KINDS = {  # of plans
     "harmful": "remove the {count:,} most harmful",
     "unlikely": "remove the {count:,} with the highest loss before fine-tuning",
 }
-_SHARES = (0.03, 0.1, 0.2)  # of the training part that plans leave out
+_SHARES = (0.03, 0.1, 0.2)  # of the training set that plans leave out
 _FINALISTS = 2  # plans that are tried with more seeds
 _SEEDS = 2  # that they are tried with
 _CLEARLY = 2.0  # standard errors
@@ -53,7 +53,7 @@ class Candidate:
     Attributes:
         kind: One of `_KINDS`.
         removed: The ids that it removes.
-        by_half: The ids that it would remove if only that half of the validation part were known.
+        by_half: The ids that it would remove if only that half of the validation set were known.
         by_seed: For each seed, the change of the error of each validation example, [V].
     """
 
@@ -110,7 +110,7 @@ def compete(
     Arguments:
         tuner: The model.
         scored: The scores.
-        open_store: Gives a store of this name, which keeps what fine-tunings gave.
+        open_store: Returns a store of this name, which keeps the results of fine-tunings.
         seed: Of the seeds.
         progress: Whether to show a bar.
     """
@@ -212,7 +212,7 @@ def standard_error(changes: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class ChatLearner:
-    """Fine-tunes the models of a verdict and measures them on the test part."""
+    """Fine-tunes the models of a verdict and measures them on the test set."""
 
     tuner: Tuner
     removed: np.ndarray

@@ -1,7 +1,7 @@
 """Fine-tune the model on some of the examples, again and again from the same start, and measure it.
 
-Every fine-tuning takes the same number of steps, however many examples are left out: what differs
-is what is learned, not how long.
+Every fine-tuning takes the same number of steps, however many examples are left out: they
+differ in the examples, not in the length of training.
 """
 
 import math
@@ -34,8 +34,8 @@ class Tuner:
 
     Arguments:
         loaded: The model. It is changed; every fine-tuning begins with the weights it has now.
-        examples: What is learned and what is measured; the number of training examples decides the
-            number of steps.
+        examples: What is trained on and what is measured; the number of training examples decides
+            the number of steps.
         options: How to train.
         device: Where to train.
     """
@@ -58,7 +58,7 @@ class Tuner:
 
     @property
     def parameters(self) -> int:
-        """How many numbers fine-tuning moves."""
+        """How many numbers fine-tuning updates."""
         return sum(p.numel() for p in self._start.values())
 
     def reset(self, seed: int) -> None:
@@ -112,16 +112,16 @@ class Tuner:
             yield trainer
 
     def measure_without(self, removed: np.ndarray, seed: int, part: str) -> np.ndarray:
-        """Fine-tune on the training part without some of it; `measure` of another part.
+        """Fine-tune on the training set without some of it; `measure` of another set.
 
-        removed: Places in the training part, int64 [R].
+        removed: Positions in the training set, int64 [R].
         """
         kept = np.delete(self.parts["train"], removed).tolist()
         self.train(kept, seed, lambda steps: None)
         return self.measure(self.parts[part])
 
     def measure(self, ids: Sequence[int]) -> np.ndarray:
-        """For each example the mean over its learned tokens, float64 [2, examples].
+        """For each example the mean over the tokens that are trained on, float64 [2, examples].
 
         The loss, and the error: 1 - p(token).
         """
