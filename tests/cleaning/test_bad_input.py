@@ -87,7 +87,7 @@ def test_features_of_the_wrong_length(run, tmp_path):
         *("clean", tmp_path / "t.csv", "--label", "kind", "--out", tmp_path / "run"),
         *("--features", tmp_path / "own.npy"),
     )
-    assert code == 1 and "features of 59 instances, but the input has 60" in printed
+    assert code == 1 and "features for 59 instances, but the input has 60" in printed
     assert not (tmp_path / "run").exists()
 
 

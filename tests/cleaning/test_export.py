@@ -90,9 +90,9 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
     if dross.Project.open("runs/people").recommended is None:
         with pytest.raises(InvalidInput, match="no change is recommended"):
             dross.export("runs/people", "other.csv")
-    with pytest.raises(InvalidInput, match="end its name with"):
+    with pytest.raises(InvalidInput, match="its name must end in"):
         dross.export("runs/people", "other.xls", remove=5)
-    with pytest.raises(InvalidInput, match=r"Such as other\.csv\."):
+    with pytest.raises(InvalidInput, match=r"For example: other\.csv\."):
         dross.export("runs/people", "other", remove=5)
     with pytest.raises(InvalidInput, match="Nothing has been removed"):
         dross.judge("runs/people", decisions=True)

@@ -87,7 +87,7 @@ def test_pixels_are_learnt_where_they_are_better(tmp_path):
     images = draw_images(tmp_path / "pics")  # each pixel tells the class
     project = dross.clean(images, out=tmp_path / "run", **FEW)
     assert project.info.training.recipe.inputs == (3, 16, 16)
-    assert any("Taken: mlp on pixels" in note for note in project.info.notes)
+    assert any("Selected: mlp on pixels" in note for note in project.info.notes)
     assert reopen_inputs(project)[0].shape == (3, 16, 16)
 
 
@@ -177,7 +177,7 @@ def test_the_middle_of_a_large_image_is_looked_at_in_its_real_size():
         ("resnet18", "There is no backbone 'resnet18'.*efficientnet-lite0, timm:NAME"),
         ("timm:", "There is no backbone"),
         ("efficientnet-lite0:x", "There is no backbone"),
-        ("wordllama", "looks at text"),
+        ("wordllama", "takes text"),
     ],
 )
 def test_a_backbone_that_cannot_be_used_is_refused_in_a_sentence(
@@ -266,7 +266,7 @@ def test_features_of_files_of_their_own_come_after_those_of_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.zeros((59, 3)), "features of 59 instances, but the input has 60"),
+        (np.zeros((59, 3)), "features for 59 instances, but the input has 60"),
         (np.zeros(60), r"has the shape \[60\]"),
         (np.array([["a"]] * 60), "not real numbers"),
         (np.ones((60, 2), dtype=complex), "not real numbers"),
@@ -341,7 +341,7 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
     project = dross.clean(rings, "kind", out=tmp_path / "run", say=said.append, **options)
     assert project.info.training.recipe.model == "mlp"
     (choice,) = [line for line in said if line.startswith("Held-out loss: linear")]
-    assert choice.endswith("Taken: mlp.") and choice in project.info.notes
+    assert choice.endswith("Selected: mlp.") and choice in project.info.notes
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 12))
     kind = np.where(x[:, 0] - x[:, 1] + 1.5 * rng.logistic(size=300) > 0, "up", "down")
@@ -433,14 +433,14 @@ def test_embeddings_of_texts_need_no_network(tmp_path, monkeypatch):
 def test_a_backbone_for_other_data_is_refused(tmp_path):
     reviews = Request(str(write_reviews(tmp_path / "r.csv")), "kind", text="text", backbone="none")
     assert candidates(reviews) == [("linear", "as read")]
-    refused = {"efficientnet-lite0": "looks at images"}
+    refused = {"efficientnet-lite0": "takes images"}
     if importlib.util.find_spec("sentence_transformers") is None:
         refused["sentence-transformers:x"] = "pip install sentence-transformers"
     for name, message in refused.items():
         with pytest.raises(InvalidInput, match=message):
             candidates(Request(reviews.data, "kind", text="text", backbone=name))
     table = small_table(tmp_path / "t.csv", 60)
-    with pytest.raises(InvalidInput, match="looks at text"):
+    with pytest.raises(InvalidInput, match="takes text"):
         candidates(Request(str(table), "kind", backbone="wordllama"))
 
 

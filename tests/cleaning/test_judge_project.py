@@ -108,7 +108,7 @@ def test_a_list_is_judged_and_the_verdict_says_what_it_has_seen(whole):
 
 def test_a_test_file_measures(tested):
     verdict = ask(tested)
-    assert not verdict.nested and verdict.rows == 80 and "in sight" not in verdict.advice
+    assert not verdict.nested and verdict.rows == 80 and "with knowledge of" not in verdict.advice
     assert "on 80 test rows (3 passes with fresh seeds)" in verdict.sentence
     assert "on the test rows" in (tested / "report.html").read_text()
 
@@ -248,8 +248,8 @@ def test_what_cannot_judge_is_refused(model, said):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Fails(), r"Fails fails to fit \(RuntimeError: no such luck\)"),
-        (NotANumber(), r"fails to predict .*predict_proba returned numbers that are not finite"),
+        (Fails(), r"Fails failed to fit \(RuntimeError: no such luck\)"),
+        (NotANumber(), r"failed to predict .*predict_proba returned numbers that are not finite"),
     ],
 )
 def test_what_fails_leaves_the_project_as_it_was(tested, model, said):

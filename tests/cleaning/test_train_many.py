@@ -123,7 +123,7 @@ def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
     found = search_rate(MLP, x[:160], y[:160], validation, rates=rates, epochs=5)
     assert found.recipe.rate == 0.1 and found.recipe.epochs == 5
     assert set(found.curves) == set(rates) and found.epochs == [5]
-    with pytest.raises(Diverged, match="diverges at every rate"):
+    with pytest.raises(Diverged, match="diverges at every learning rate"):
         search_rate(MLP, 1e20 * x, y, (x, y), rates=(1e10,), epochs=2)
 
 

@@ -109,7 +109,7 @@ def test_names_that_are_no_names(album, little, monkeypatch):
             with pytest.raises(InvalidInput):
                 dross.export("run", target, remove=3)
     (little.parent / "x.csv").mkdir()
-    with pytest.raises(InvalidInput, match="is a folder"):
+    with pytest.raises(InvalidInput, match="is an existing folder"):
         dross.export(little, little.parent / "x.csv", remove=3, overwrite=True)
 
 

@@ -71,7 +71,7 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
                 # batches of 3, 4 and 5: a rank has at most the next whole number of instances
                 most = len(expected) * sum(math.ceil(len(ids) / size) for ids in p.batches)
                 assert max(pulled) <= most <= work["vjp"] / size * (1 if size == 1 else 1.6)
-            warns = any("cannot be cut" in message for message in warned[0])
+            warns = any("cannot be split" in message for message in warned[0])
             assert warns == (name in WHOLE and size > 1)
             assert not any(warned[1:])
 

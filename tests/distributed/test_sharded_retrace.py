@@ -84,7 +84,7 @@ def test_a_rank_that_dies_ends_the_others(record, tmp_path):
 
 
 REFUSED = {
-    "batchnorm sgd": "moves '1.running_mean'",
+    "batchnorm sgd": "updates '1.running_mean'",
     "linear muon": "Muon needs whole parameters",
 }
 
@@ -102,7 +102,7 @@ def test_shards_need_a_group_and_keep_no_progress(record, tmp_path):
     run, query = record(p), shard_jobs.queries("", p)[0]
     with pytest.raises(InvalidInput, match="pass their group"):
         run.influence(query, sharded=True)
-    with pytest.raises(NotSupported, match="resume is not supported yet"):
+    with pytest.raises(NotSupported, match="resume is not supported with sharded states yet"):
         run.influence(query, sharded=True, group=object(), resume=tmp_path)
     with pytest.raises(NotSupported, match="average is not supported yet"):
         run.influence(query, sharded=True, group=object(), weights="average")

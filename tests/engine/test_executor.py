@@ -184,4 +184,4 @@ def test_a_batch_whose_instances_share_something_is_not_cut(model, record, monke
     monkeypatch.setattr(Objective, "vjp_reverse", limited)
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
-    assert "cannot be cut" in error.value.__notes__[0]
+    assert "cannot be split" in error.value.__notes__[0]

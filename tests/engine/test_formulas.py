@@ -68,7 +68,9 @@ def test_an_optimizer_of_ones_own(tmp_path, record, forget):
     np.testing.assert_allclose(found, [literal_leave_one_out(p, 3)], rtol=1e-9)
     registry._REGISTERED.clear()
     model, _ = p.start()
-    with pytest.raises(NotSupported, match=r"TanhSGD, whose update rule is not registered.*register"):
+    with pytest.raises(
+        NotSupported, match=r"TanhSGD, whose update rule is not registered.*register"
+    ):
         dross.load(run.path, model, (p.X, p.Y), p.loss)
 
 

@@ -133,7 +133,7 @@ def test_no_model_no_tokenizer_no_template(run, tmp_path):
     code, said = run("clean-chats", chats, "--model", base)
     assert code == 1 and "has no chat template" in said and "pass --template" in said
     assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
-    with pytest.raises(InvalidInput, match=r"cannot be read: .*It is a file, or 'plain'"):
+    with pytest.raises(InvalidInput, match=r"cannot be read: .*It must be a file, or 'plain'"):
         load(ChatOptions(str(base), template=str(tmp_path / "none.jinja")))
 
 

@@ -76,7 +76,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     assert Project.open(folder).cleaned(remove=5) == [
         json.loads(line) for line in copy.read_text().splitlines()
     ]
-    with pytest.raises(InvalidInput, match=r"end its name with \.jsonl"):
+    with pytest.raises(InvalidInput, match=r"must end in \.jsonl"):
         run("export", folder, tmp_path / "cleaned.parquet", "--remove", 5)
     with pytest.raises(InvalidInput, match="leave out `estimator`"):
         dross.judge(folder, remove=5, estimator="sklearn:LogisticRegression")

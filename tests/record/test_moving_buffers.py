@@ -11,7 +11,7 @@ from tests.oracles import derivative, literal_leave_one_out, literal_run
 from tests.record.user_loops import check_bitwise, close, query, recorded_loop
 from tests.zoo import BUFFER_MODELS, problem
 
-IGNORE_WARNING = pytest.mark.filterwarnings("ignore:The forward pass moves")
+IGNORE_WARNING = pytest.mark.filterwarnings("ignore:The forward pass updates")
 
 
 class Own(nn.Module):

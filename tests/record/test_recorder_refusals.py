@@ -232,7 +232,7 @@ class TestRefusals:
         ):
             pass
         with (
-            pytest.raises(InvalidInput, match=r"must be between 0 and 14"),
+            pytest.raises(InvalidInput, match=r"must lie in 0\.\.14"),
             recorder.step(ids + 100, p.X[ids], p.Y[ids]),
         ):
             pass

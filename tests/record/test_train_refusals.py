@@ -89,7 +89,7 @@ def test_other_refusals(trained):
     p = problem("mlp", "sgd")
     model, _ = p.start()
     stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)
-    with pytest.raises(InvalidInput, match="not one of the model's"):
+    with pytest.raises(InvalidInput, match="does not belong to the model"):
         trained(optimizer=stranger)
     plateau = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(NotSupported, match="ReduceLROnPlateau"):

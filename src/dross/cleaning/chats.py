@@ -238,9 +238,9 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
 def check_same_format(source: Place, to: Path) -> None:
     """Refuse, with InvalidInput, a copy in another format than the input's."""
     if is_parquet(source):
-        same, ends = is_parquet(to), "end its name with .parquet or .pq"
+        same, ends = is_parquet(to), "its name must end in .parquet or .pq"
     else:
-        same, ends = to.suffix.lower() in JSONL, f"end its name with {' or '.join(JSONL)}"
+        same, ends = to.suffix.lower() in JSONL, f"its name must end in {' or '.join(JSONL)}"
     if not same:
         raise InvalidInput(f"{to.name} must be the same type of file as {source.name}: {ends}.")
 

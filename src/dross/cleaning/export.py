@@ -145,7 +145,7 @@ def _check_suffix(source: Place, to: Path) -> None:
     if suffix == split_suffix(source.name)[0] and suffix not in FORMATS:
         return  # a text with a name such as people.txt
     names = [name for name, form in FORMATS.items() if not form.copied_as]
-    hint = f" Such as {to.name}{suffix_of_copy(source)}." if not suffix else ""
+    hint = f" For example: {to.name}{suffix_of_copy(source)}." if not suffix else ""
     raise InvalidInput(
         f"{to.name} must be a table that dross can write: its name must end in "
         f"{', '.join(names)}."
