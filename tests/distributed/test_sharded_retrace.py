@@ -104,5 +104,5 @@ def test_shards_need_a_group_and_keep_no_progress(record, tmp_path):
         run.influence(query, sharded=True)
     with pytest.raises(NotSupported, match="resume is not supported with sharded states yet"):
         run.influence(query, sharded=True, group=object(), resume=tmp_path)
-    with pytest.raises(NotSupported, match="average is not supported yet"):
+    with pytest.raises(NotSupported, match="average is not supported with sharded states yet"):
         run.influence(query, sharded=True, group=object(), weights="average")

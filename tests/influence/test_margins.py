@@ -17,7 +17,7 @@ KEEPS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The forward pass moves")
+@pytest.mark.filterwarnings("ignore:The forward pass updates")
 @pytest.mark.parametrize("model", [*MODELS, *BUFFER_MODELS])
 def test_margins_are_those_of_the_training_passes(record, model):
     """Of every model in train mode: batch statistics, the dropout as it was drawn."""
@@ -46,7 +46,7 @@ def test_part_of_a_run(record):
     assert np.isnan(run.margins(step=0)).all()
 
 
-@pytest.mark.filterwarnings("ignore:The forward pass moves")
+@pytest.mark.filterwarnings("ignore:The forward pass updates")
 def test_a_loop_of_ones_own_with_accumulation_and_augmentation(tmp_path):
     """Each micro-batch has its own pass, and its own buffers before it."""
     p = problem("centred", "sgd")
