@@ -1,5 +1,7 @@
 """The statistics of the verdict, and its words."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -183,9 +185,31 @@ def test_figures_are_what_they_say():
     )
     sentence = verdict.describe_verdict(improved, "The model")
     assert sentence.startswith("The model improved with 3 removed and 1 relabelled: error: 15.7 %")
-    assert "on all 900 rows, each measured by models that did not see it" in sentence
+    assert "on all 900 rows, each predicted by models that were not trained on it" in sentence
     assert sentence.endswith("takes into account that about 15 % of these labels are wrong.")
     assert "mistake" not in sentence
+
+
+def test_a_change_that_decides_comes_before_one_that_is_not_clear():
+    error = exact(0.101, 0.102, -0.006, 0.008)
+    loss = exact(0.522, 0.491, -0.050, -0.013)
+    told = SimpleNamespace(
+        verdict="improved",
+        removed=5,
+        relabelled=44,
+        metrics={"error": error, "log loss": loss},
+        rows=900,
+        nested=False,
+        seeds=10,
+        resampled=False,
+        noise=0.0,
+    )
+    assert verdict.describe_verdict(told, "The model") == (
+        "The model improved with 5 removed and 44 relabelled: log loss 0.522 -> 0.491 (-0.031, 95 % "
+        "confidence interval -0.050 to -0.013); error: 10.1 % -> 10.2 % (no clear change: +0.1 "
+        "points, 95 % confidence interval -0.6 to +0.8); on 900 test rows (10 passes with fresh "
+        "seeds)."
+    )
 
 
 def test_the_verdict_says_how_the_list_was_chosen():

@@ -75,6 +75,11 @@ class Comparison:
         """Whether the edits raise the measure by more than chance would explain."""
         return self.interval[0] > 0
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the edits change the measure by more than chance would explain."""
+        return self.is_better or self.is_worse
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -355,7 +360,7 @@ def _compare_classes(off: np.ndarray, setup: Setup) -> list[dict[str, Any]]:
 
 
 def describe_verdict(verdict: Verdict, model: str) -> str:
-    """The verdict with its figures, as one sentence that begins with the model."""
+    """The verdict with its figures. It begins with the model; measures that changed come first."""
     opening = {
         IMPROVED: f"{model} improved",
         WORSE: f"{model} got worse",
@@ -366,17 +371,18 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
         edits.append(f"{verdict.removed:,} removed")
     if verdict.relabelled:
         edits.append(f"{verdict.relabelled:,} relabelled")
-    changes = "; ".join(describe_metric(name, metric) for name, metric in verdict.metrics.items())
+    measures = sorted(verdict.metrics.items(), key=lambda item: not item[1].is_clear)
+    changes = "; ".join(describe_metric(name, metric) for name, metric in measures)
     where = f"{verdict.rows:,} test rows"
     if verdict.nested:
-        where = f"all {verdict.rows:,} rows, each measured by models that did not see it"
+        where = f"all {verdict.rows:,} rows, each predicted by models that were not trained on it"
     passes = f"{verdict.seeds} passes with fresh seeds"
     if verdict.resampled:
         passes = (
             f"{verdict.seeds} bootstrap samples of the training rows (training gives the same "
             "model with every seed)"
         )
-    sentence = f"{opening} with {' and '.join(edits)}: {changes} on {where} ({passes})."
+    sentence = f"{opening} with {' and '.join(edits)}: {changes}; on {where} ({passes})."
     if verdict.noise > _SMALL_NOISE and LOG_LOSS in verdict.metrics:
         sentence += (
             f" The log loss takes into account that about {100 * verdict.noise:.0f} % of these "
@@ -386,12 +392,16 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
 
 
 def describe_metric(name: str, metric: Comparison) -> str:
-    """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % confidence interval -0.5 to -0.1)"."""
+    """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % confidence interval -0.5 to -0.1)".
+
+    A change that chance would explain is called no clear change.
+    """
     shown = show_metric(name, vars(metric))
     colon = ":" if name == ERROR else ""
+    unclear = "" if metric.is_clear else "no clear change: "
     return (
-        f"{name}{colon} {shown.before} -> {shown.after} ({shown.change}, 95 % confidence interval "
-        f"{shown.interval})"
+        f"{name}{colon} {shown.before} -> {shown.after} ({unclear}{shown.change}, 95 % confidence "
+        f"interval {shown.interval})"
     )
 
 
