@@ -92,7 +92,7 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
             dross.export("runs/people", "other.csv")
     with pytest.raises(InvalidInput, match="its name must end in"):
         dross.export("runs/people", "other.xls", remove=5)
-    with pytest.raises(InvalidInput, match=r"For example: other\.csv\."):
+    with pytest.raises(InvalidInput, match=r"such as other\.csv"):
         dross.export("runs/people", "other", remove=5)
     with pytest.raises(InvalidInput, match="Nothing has been removed"):
         dross.judge("runs/people", decisions=True)

@@ -66,7 +66,7 @@ class Twice(nn.Linear):
         ({"model": lambda x: x}, "torch.nn.Module"),
         ({"optimizer": "sgd"}, "torch.optim optimizer"),
         ({"device": "cuda:7"}, "'cuda:7' is not available"),
-        ({"device": "toaster"}, "'toaster' is not available"),
+        ({"device": "toaster"}, "There is no device 'toaster'"),
         ({"penalty": lambda params: sum(p.norm() for p in params)}, "dict of name -> tensor"),
         ({"penalty": lambda params: 3.0}, "must return a scalar tensor"),
     ],

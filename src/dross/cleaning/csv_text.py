@@ -17,6 +17,7 @@ from .modality import Frame
 _SEPARATORS = ",;\t|"
 _SAMPLE = 65536  # characters
 _SAMPLE_RECORDS = 50
+_DECLARED = re.compile(r"sep=([^\r\n])\r?\n", re.IGNORECASE)
 _END = "\x1ethe end\x1e"  # a record after the last of the file: an open quote swallows it
 # Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
 _WINDOWS = {
@@ -110,7 +111,12 @@ def check_separator(separator: str) -> str:
 
 
 def guess_separator(text: str) -> str:
-    """The separator that gives most rows as many cells as the first; of several, the most cells."""
+    """The separator that gives most rows as many cells as the first; of several, the most cells.
+
+    A first line such as `sep=;`, which Excel takes, says which one it is.
+    """
+    if declared := _DECLARED.match(text):
+        return declared[1]
     best, best_score = ",", (0.0, 0)
     for candidate in _SEPARATORS:
         sample = _split(text[:_SAMPLE], candidate, skip_spaces=True)[0]
@@ -149,7 +155,9 @@ def parse_csv(
         exact, exact_lines, _ = _split(text, separator, skip_spaces=False)
         if exact_lines == lines and list(map(len, exact)) == list(map(len, records)):
             records = exact
-    first = next((k for k, record in enumerate(records) if not _is_blank(record)), None)
+    skipped = 1 if _DECLARED.match(text) else 0
+    filled = (k for k, record in enumerate(records) if k >= skipped and not _is_blank(record))
+    first = next(filled, None)
     if first is None:
         raise InvalidInput(f"{name} has no column names in its first line.")
     names = records[first]
@@ -158,11 +166,17 @@ def parse_csv(
     for line, row in zip(lines[first + 1 :], records[first + 1 :]):
         if not row or (len(names) > 1 and _is_blank(row)):
             continue
+        if len(row) > len(names) == 1:
+            raise InvalidInput(
+                f"{name} cannot be read as a table: line {line} has {len(row)} cells, but line "
+                f"{lines[first]} has one, '{names[0][:60]}'. The first line must hold the names of "
+                "the columns: delete what is above them."
+            )
         if len(row) > len(names):
             raise InvalidInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
                 f"first has {len(names)} names. If the separator is not {separator!r}, pass "
-                "`separator`; if the first line is a title, delete it."
+                "`separator`."
             )
         if len(row) < len(names):
             short.append(line)

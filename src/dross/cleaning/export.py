@@ -18,7 +18,7 @@ from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
 from .files import Place, find_place, is_folder, read_bytes, split_suffix
-from .formats import FORMATS, copy_table, suffix_of_copy
+from .formats import FORMATS, copy_table, find_format, suffix_of_copy
 from .images import copy_images
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
@@ -38,6 +38,7 @@ class Exported:
         decisions: the CSV file that lists what was removed, relabelled or kept.
         removed, relabelled: how many instances.
         written: how many instances the cleaned copy has.
+        note: what the input may have that the copy does not; empty for most formats.
     """
 
     cleaned: Path
@@ -45,6 +46,7 @@ class Exported:
     removed: int
     relabelled: int
     written: int
+    note: str = ""
 
 
 def export(
@@ -63,8 +65,9 @@ def export(
 
     Arguments:
         folder: a project, or the folder that `dross.clean` made.
-        to: the cleaned copy: a .csv, .tsv or .parquet file, or a new folder for images; for chats
-            a file in the input's format, whose rows are kept byte for byte where possible.
+        to: the cleaned copy: a table in the format that its name ends with, or a new folder for
+            images; for chats a file in the input's format. A table in the input's format keeps
+            the rows that are not changed as they are.
         remove: leave out the N most harmful instances instead.
         relabel: relabel the N most probably mislabelled instances with the labels that the models
             predict instead.
@@ -111,7 +114,9 @@ def export(
             raise DrossError(f"{error} Nothing else was changed.") from error
         reason = error.strerror or error
         raise DrossError(f"{to} cannot be written: {reason}. Nothing else was changed.") from error
-    return Exported(to, listed, len(edits.removed), len(edits.relabelled), written)
+    source = find_place(request.data)
+    note = "" if is_folder(source) else find_format(source).not_copied
+    return Exported(to, listed, len(edits.removed), len(edits.relabelled), written, note)
 
 
 def _check_targets(project: Project, request: Request, to: Path, listed: Path) -> None:
@@ -145,11 +150,9 @@ def _check_suffix(source: Place, to: Path) -> None:
     if suffix == split_suffix(source.name)[0] and suffix not in FORMATS:
         return  # a text with a name such as people.txt
     names = [name for name, form in FORMATS.items() if not form.copied_as]
-    hint = f" For example: {to.name}{suffix_of_copy(source)}." if not suffix else ""
     raise InvalidInput(
-        f"{to.name} must be a table that dross can write: its name must end in "
-        f"{', '.join(names)}."
-        f"{hint}"
+        f"{to.name} must be a table that dross can write, such as "
+        f"{to.stem}{suffix_of_copy(source)}: its name must end in {', '.join(names)}."
     )
 
 

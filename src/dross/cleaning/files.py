@@ -229,12 +229,13 @@ _IN_ZIP = {  # the name of a file in the archive
     "ppt/presentation.xml": Kind("a PowerPoint document", "Copy its table into a workbook."),
     "Index/Document.iwa": Kind("an Apple Numbers or Pages document", "Export it as CSV or Excel."),
 }
+_SAVE_PAGE = "Open it in a spreadsheet program and save it as CSV or Excel."
 _MARKUP = {
     b"%pdf-": Kind("a PDF document", "Copy its table into a CSV file or an Excel workbook."),
     b"{\\rtf": Kind("a text document (RTF)", f"{_AS_CSV}."),
     b"<!doctype html": Kind("a web page (HTML)", "Was the download a login or error page?"),
     b"<html": Kind("a web page (HTML)", "Was the download a login or error page?"),
-    b"<table": Kind("a web page (HTML)", "Open it in a spreadsheet program and save it as CSV."),
+    b"<table": Kind("a web page (HTML)", _SAVE_PAGE),
     b"<?xml": Kind("an XML document", "Open it in a spreadsheet program and save it as CSV."),
 }
 
@@ -251,7 +252,7 @@ def recognize(raw: bytes) -> Kind | None:
     beginning = raw[:_BEGINNING].removeprefix(b"\xef\xbb\xbf").lstrip()
     for begins, kind in _MARKUP.items():
         if beginning.lower().startswith(begins):
-            return kind
+            return _MARKUP[b"<table"] if "HTML" in kind.what and b"<table" in raw.lower() else kind
     return _recognize_json(raw, beginning) if beginning[:1] in (b"[", b"{") else None
 
 
@@ -286,7 +287,7 @@ def _recognize_json(raw: bytes, beginning: bytes) -> Kind | None:
         return Kind(
             "a JSON array",
             "Write one object per line (JSON Lines, .jsonl). In Python: pandas.read_json('NAME')"
-            ".to_json('NAME.jsonl', orient='records', lines=True).",
+            ".to_json('STEM-lines.jsonl', orient='records', lines=True).",
         )
     line = raw.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     if line.strip() == b"{":
@@ -314,7 +315,7 @@ def check_kind(raw: bytes, place: Place, expected: str) -> None:
     if kind is None or kind.what == expected:
         return
     if kind.advice:
-        advice = kind.advice.replace("NAME", place.name)
+        advice = kind.advice.replace("NAME", place.name).replace("STEM", stem_of(place))
         wanted = "a table" if expected == TEXT else expected
         raise InvalidInput(f"{place} is {kind.what}, not {wanted}. {advice}")
     renamed = PurePosixPath(place.name).with_suffix(kind.suffix).name

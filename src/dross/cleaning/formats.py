@@ -90,11 +90,13 @@ class TableFormat(ABC):
         marks_missing: Whether a file says which cells are missing. Otherwise cells such as "NA"
             count as missing, and `Reading.missing` says which.
         copied_as: How the names of copies end, where no file of this kind can be written.
+        not_copied: What a file may have that no copy keeps, as a sentence for the user.
     """
 
     what: str = TEXT
     marks_missing: bool = False
     copied_as: str = ""
+    not_copied: str = ""
 
     @abstractmethod
     def read(
@@ -112,6 +114,20 @@ class TableFormat(ABC):
     @abstractmethod
     def load(self, raw: bytes, reading: Reading) -> Frame:
         """What pandas makes of a file that `write` or `copy` made."""
+
+    def explain_lack(
+        self, raw: bytes, path: Place, reading: Reading, names: list[str], lacking: str
+    ) -> str | None:
+        """Why a table lacks a column, where its format is a likely reason, and what to pass.
+
+        Arguments:
+            raw: The content of a file of this format.
+            path: Where it is.
+            reading: How it was read.
+            names: Of the columns that there are.
+            lacking: The name of the other one.
+        """
+        return None
 
     def copy(self, raw: bytes, path: Place, reading: Reading, edits: TableEdits) -> bytes | None:
         """A copy with what `write` would lose; None where that is nothing, or cannot be kept.
@@ -147,6 +163,17 @@ class _TextFormat(TableFormat):
                 "as missing."
             )
         return frame, notes
+
+    def explain_lack(
+        self, raw: bytes, path: Place, reading: Reading, names: list[str], lacking: str
+    ) -> str | None:
+        if len(names) > 1:
+            return None
+        return (
+            f"{path} has one column, named '{names[0][:60]}', and none named '{lacking}'. If its "
+            "cells are separated by something other than a comma, semicolon, tab or |, pass "
+            "`separator`."
+        )
 
     def write(self, frame: Frame) -> bytes:
         return encode_csv(frame, self.separator)
@@ -400,6 +427,10 @@ class _ExcelFormat(TableFormat):
 
     copied_as: str = ""
     what = EXCEL
+    not_copied = (
+        "The copy has the values of the sheet, without its formatting and formulas, and without "
+        "other sheets."
+    )
 
     def read(
         self, raw: bytes, path: Place, reading: Reading, *, verbatim: bool = False
@@ -436,6 +467,19 @@ class _ExcelFormat(TableFormat):
                 f"{', '.join(others)}."
             )
         return frame, notes
+
+    def explain_lack(
+        self, raw: bytes, path: Place, reading: Reading, names: list[str], lacking: str
+    ) -> str | None:
+        sheets, sheet, _ = _read_sheet(raw, path, reading.sheet)
+        for other in sheets:
+            _, _, rows = _read_sheet(raw, path, other)
+            if other != sheet and lacking in [str(cell).strip() for cell in next(iter(rows), [])]:
+                return (
+                    f"{path}: the sheet '{sheet}' has no column named '{lacking}', but the sheet "
+                    f"'{other}' has. Pass `sheet={other!r}`."
+                )
+        return None
 
     def write(self, frame: Frame) -> bytes:
         return _write_sheet(frame, "Sheet1")

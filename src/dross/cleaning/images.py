@@ -16,7 +16,8 @@ from .._checks import check_file_name
 from .._io import WrongKind, digest_bytes, join_digests, read_file, sync_folder
 from .._text import printable, say_count
 from ..errors import DrossError, InvalidInput
-from .formats import Reading
+from .files import split_suffix
+from .formats import FORMATS, Reading
 from .memory import is_in_array, read_image
 from .modality import Frame, Modality, RowEdits, Source
 from .tables import as_text, has_content, read_frame
@@ -118,6 +119,12 @@ def read_folder(folder: Path) -> Source:
     """Read a folder that has one folder of images per class."""
     everything = list_files(folder)
     files = [path for path in everything if path.suffix.lower() in SUFFIXES]
+    tables = [path for path in everything if split_suffix(path.name)[0] in FORMATS]
+    if not files and tables:
+        raise InvalidInput(
+            f"{folder} holds no images, but {say_count(len(tables), 'table')}, such as {tables[0]}. "
+            "Pass one of them."
+        )
     if not files:
         raise InvalidInput(
             f"There are no images under {folder}. Expected one folder per class with "

@@ -80,7 +80,8 @@ class Request:
     @property
     def is_code(self) -> bool:
         """Whether the data come from a `module:function`."""
-        return ":" in self.data and not is_url(self.data) and not os.path.exists(self.data)
+        is_path = is_url(self.data) or "\\" in self.data or os.path.exists(self.data)
+        return ":" in self.data and not is_path
 
     @property
     def reading(self) -> Reading:

@@ -53,13 +53,16 @@ def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Fra
     if reading.sheet is not None and form.what != EXCEL:
         raise InvalidInput(f"{path} is {form.what}, which has no sheets. Leave out `sheet`.")
     frame, notes = form.read(raw, path, reading)
-    if len(frame) == 0:
-        raise InvalidInput(f"{path} has column names, but no rows.")
     missing = reading.missing or ()
     if not form.marks_missing:
         missing = _MISSING if reading.missing is None else ("", *reading.missing)
     original = [str(name).strip() for name in frame.columns]
     frame.columns = names = column_names(original)
+    lacking = next((name for name in needed if name not in names), None)
+    if lacking is not None and (why := form.explain_lack(raw, path, reading, names, lacking)):
+        raise InvalidInput(why)
+    if len(frame) == 0:
+        raise InvalidInput(f"{path} has column names, but no rows.")
     _check_needed(frame, original, needed, path)
     renamed = [
         f"column {place} is called '{name}'"
@@ -98,12 +101,6 @@ def _check_needed(frame: Frame, original: list[str], needed: list[str], path: Pl
     """
     names = list(frame.columns)
     lacking = [name for name in needed if name not in names]
-    if lacking and len(names) == 1:
-        raise InvalidInput(
-            f"{path} has one column, named '{names[0][:60]}', and none named '{lacking[0]}'. If its "
-            "cells are separated by something other than a comma, semicolon, tab or |, pass "
-            "`separator`."
-        )
     if _lacks_header(frame, original, lacking):
         shown = ", ".join(original[:6]) + (", ..." if len(original) > 6 else "")
         raise InvalidInput(
@@ -374,6 +371,8 @@ def read_table(
     # a row without a label is left out: nothing can be learned from it. Ids count the rows that are
     # left; a copy (`copy_table`) has it as it was.
     present = has_content(frame[label])
+    if not present.any():
+        raise InvalidInput(f"'{label}' is empty in every row of {path}: there are no labels.")
     if not present.all():
         lacking = (f"row has no '{label}' and is", f"rows have no '{label}' and are")
         notes.append(f"{say_count(int((~present).sum()), *lacking)} left out.")

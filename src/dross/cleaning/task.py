@@ -60,6 +60,7 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
         )
 
 
+_MOST_CLASSES = 1000
 _MIN_INSTANCES_OF_A_CLASS = 5  # a smaller class is too small to train on
 
 
@@ -118,9 +119,9 @@ class _Classification(LabelTask):
                 f"'{column}' is '{classes[0]}' in every row, so there is nothing to predict. Check "
                 "that it is the right column."
             )
-        if len(classes) > max(20, len(labels) // 4):
+        if len(classes) > min(_MOST_CLASSES, max(20, len(labels) // 4)):
             raise InvalidInput(
-                f"'{column}' has {len(classes)} different values for {len(labels)} instances: "
+                f"'{column}' has {len(classes):,} different values for {len(labels):,} instances: "
                 "too many to be classes. Check that it is the right column. To predict a number, "
                 "pass `task='regression'`."
             )

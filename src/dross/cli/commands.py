@@ -418,6 +418,8 @@ def export(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
     )
+    if done.note:
+        say(done.note)
 
 
 @command(app)

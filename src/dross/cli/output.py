@@ -1,6 +1,7 @@
 """What the commands print, for people and with `--json`: findings, verdicts, recorded runs."""
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -74,8 +75,16 @@ def _name_option(match: re.Match[str]) -> str:
 
 
 def as_typed(text: str) -> str:
-    """A message as a terminal shows it: printable, and with options instead of arguments."""
-    return printable(name_options(text))
+    """A message as a terminal shows it: printable, options for arguments, and paths from here on."""
+    return printable(_shorten_paths(name_options(text)))
+
+
+def _shorten_paths(text: str) -> str:
+    """The text with paths in the current folder relative to it."""
+    here = str(Path.cwd())
+    if here == os.sep or here not in text:
+        return text
+    return re.sub(rf"(?<![\w./-]){re.escape(here + os.sep)}", "", text)
 
 
 class PlainConsole(Console):

@@ -31,9 +31,10 @@ def find_device(device: str | torch.device, otherwise: str) -> torch.device:
         wanted = torch.device(device)
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        raise InvalidInput(
-            f"The device '{device}' is not available ({first_line(error)}). {otherwise}"
-        ) from None
+        why = first_line(error)
+        if why.startswith("Expected one of"):  # all devices that torch was ever built for
+            raise InvalidInput(f"There is no device '{device}'. {otherwise}") from None
+        raise InvalidInput(f"The device '{device}' is not available ({why}). {otherwise}") from None
     return wanted
 
 
