@@ -5,7 +5,7 @@ changed or deleted, so undo has no limit and works across reloads, restarts and 
 
     decide   decides about one or many instances of a set; it is undone as one
     undo     takes back the latest decision that holds: with a name, the latest of that person;
-             without, the latest of anybody
+             without, the latest of anyone
     redo     repeats what the latest undo took back (with a name: the latest undo of that person).
              It counts as new, so it wins over decisions made in between. A new decision discards
              what the same person could have redone
@@ -152,7 +152,7 @@ class Decisions:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            weakref.finalize(self, self._connection.close)  # where nobody calls close
+            weakref.finalize(self, self._connection.close)  # where no one calls close
             try:
                 self._prepare()
             except BaseException:
@@ -199,7 +199,7 @@ class Decisions:
     def record_undecided(
         self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
     ) -> Event | None:
-        """Decide about those instances that nobody has decided about; otherwise like `record`.
+        """Decide about those instances that no one has decided about; otherwise like `record`.
 
         Returns the decision, once it is on disk; None if everything was decided before.
         """
@@ -212,14 +212,14 @@ class Decisions:
         return self._append(choose, who, why, once)
 
     def undo(self, who: str = "", once: str | None = None) -> Event | None:
-        """Take back the latest decision of a person, or of anybody ("").
+        """Take back the latest decision of a person, or of anyone ("").
 
         Returns what was taken back; None if there is nothing to undo. once: see `record`.
         """
         return self._append(lambda state: ("undo", state.to_undo(who), TRAIN, {}), who, "", once)
 
     def redo(self, who: str = "", once: str | None = None) -> Event | None:
-        """Repeat the decision that the latest undo of a person, or of anybody (""), took back.
+        """Repeat the decision that the latest undo of a person, or of anyone (""), took back.
 
         Returns what was decided again; None if there is nothing to redo. once: see `record`.
         """

@@ -140,7 +140,7 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
 
 MOST_COMPARED = 50_000  # rows, each with each; of more, only exact copies are found
 _CHANCE_PAIRS = 0.1  # that chance may make in a whole table; distances must be small, too
-_MOST_PAIRS = 20_000  # of a table, the nearest first: more are no help to anybody
+_MOST_PAIRS = 20_000  # of a table, the nearest first: more are no help to anyone
 Columns = tuple[np.ndarray, np.ndarray]  # float64 [N, C], and which of them are numbers: bool [C]
 _Pair = tuple[int, int, float]  # two places, and the distance as a share of the usual one
 

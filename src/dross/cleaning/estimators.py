@@ -124,7 +124,7 @@ def _make(make: Any, entry: str) -> Any:
     """Call what makes the estimator; a class of scikit-learn has its defaults."""
     try:
         return make()
-    except Exception as error:  # somebody else's code can fail in any way
+    except Exception as error:  # someone else's code can fail in any way
         who = f"`estimator={entry!r}`" if entry else f"The class {make.__name__}"
         needs = "it must not require arguments"
         if not isinstance(error, TypeError):
@@ -247,7 +247,7 @@ class Estimators:
                     _check_finite(numbers, "predict")
                     return None, (numbers.reshape(-1) - self.scale[0]) / self.scale[1]
                 return self._predict_classes(estimator, queries, present)
-        except Exception as error:  # somebody else's code can fail in any way
+        except Exception as error:  # someone else's code can fail in any way
             raise InvalidInput(
                 f"{self.model.name} failed to {step} ({type(error).__name__}: "
                 f"{first_line(error)}). No verdict was written, and the project is unchanged."

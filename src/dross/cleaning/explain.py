@@ -38,7 +38,7 @@ def format_cell(value: Any) -> str | None:
     """Return a cell as text, or None if it is missing; whole numbers are 63, not 63.0.
 
     Tables with gaps store whole numbers as floats, and write them with one zero. 63.00 has two
-    because somebody wanted them, and stays.
+    because someone wanted them, and stays.
     """
     if value is None or value != value:
         return None

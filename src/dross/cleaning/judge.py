@@ -201,7 +201,7 @@ def judge(
 
 
 def check_seeds(count: int) -> None:
-    """Refuse, with InvalidInput, too few seeds for a comparison, and more than anybody needs."""
+    """Refuse, with InvalidInput, too few seeds for a comparison, and more than anyone needs."""
     if count < 2:
         raise InvalidInput("A comparison needs at least 2 seeds; 10 is a good number.")
     why = "each seed trains three models; 10 is a good number"
@@ -594,7 +594,7 @@ def measure_model(
     """The measures of one model for n rows, each [n].
 
     Arguments:
-        probabilities: Of the classes, [n, classes]; None where there are none.
+        probabilities: Of the classes, [n, classes]; None if there are none.
         predicted: The predicted classes, or numbers in the units of the label, [n].
         y: The given labels, [n].
         noise: The estimated label noise.

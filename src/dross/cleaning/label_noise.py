@@ -132,7 +132,7 @@ class Rows:
 class LabelPrior:
     """What is known about labels before any is seen.
 
-    Annotated labels can be wrong and hardly overlap: somebody judged each row, and careful people
+    Annotated labels can be wrong and hardly overlap: someone judged each row, and careful people
     would nearly always agree. Observed labels overlap and are seldom wrong: they are what happened.
     """
 
@@ -487,7 +487,7 @@ class Evidence:
     given: Tensor  # int64 [N]: labels before any check
     z: Tensor  # [N, components]
     validation: Tensor  # bool [N]
-    certain: Tensor  # bool [N]: the label cannot be wrong, and nobody knows what it was before
+    certain: Tensor  # bool [N]: the label cannot be wrong, and no one knows what it was before
     known: Tensor  # int64: positions of checked rows
     truth: Tensor  # int64: their classes
 

@@ -34,7 +34,7 @@ class Modality:
     """A kind of data: what sets tables, images, texts and chats apart."""
 
     name: str  # as project.json has it
-    labels: str = "observed"  # how labels come about where nobody says: annotated or observed
+    labels: str = "observed"  # how labels come about where no one says: annotated or observed
     as_read: str | None = None  # the inputs without features, in words
     backbone: str | None = None  # the usual pretrained model
     has_text: bool = False  # an instance is one text, in the column `text`

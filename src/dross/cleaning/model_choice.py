@@ -242,7 +242,7 @@ def _search(job: Job, model: str, data: PreparedData) -> SearchResult:
 
 
 def _reuse(job: Job, saved: KeptSearch) -> tuple[Job, SearchResult] | None:
-    """What an earlier attempt found; None where its features cannot be read any more."""
+    """What an earlier attempt found; None if its features cannot be read any more."""
     try:
         data = encode_again(job.prepared, saved.encoding, job.folder, job.info.digest)
     except CorruptFile:

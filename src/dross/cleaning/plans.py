@@ -765,7 +765,7 @@ def draw_plans(
 
 
 def list_measures(plans: Sequence[PlanResult]) -> list[str]:
-    """The measures that all plans have, without the plain ones; none where no plan was measured."""
+    """The measures that all plans have, without the plain ones; none if no plan was measured."""
     named = [name_figures(plan.figures) for plan in plans if plan.figures]
     if not named:
         return []

@@ -90,7 +90,7 @@ def _count_folds(runs: int) -> int:
 
 
 def count_learned(data: PreparedData, runs: int) -> int:
-    """About how many training instances each run of `cut_for_runs` learns."""
+    """About how many training instances each run of `cut_for_runs` is trained on."""
     count = len(data.y["train"])
     if len(data.parts["validation"]):
         return count
@@ -99,7 +99,7 @@ def count_learned(data: PreparedData, runs: int) -> int:
 
 @dataclass(frozen=True)
 class InstanceScores:
-    """What R runs find about N training instances; nan where a run held the instance out."""
+    """What R runs find about N training instances; nan if a run held the instance out."""
 
     by_run: np.ndarray  # [R, N]: the scores
     losses: np.ndarray  # [R, N]: of the models that were trained on the instance
@@ -198,7 +198,7 @@ def split_half_agreement(by_run: np.ndarray) -> float | None:
     Below r = 1/3 that is less than one half: more than half of the order is due to chance.
 
     Arguments:
-        by_run: Scores, [R, N]; nan where a run held the instance out.
+        by_run: Scores, [R, N]; nan if a run held the instance out.
 
     Returns:
         None with one run, fewer than three instances, or a half whose scores are all equal.

@@ -66,7 +66,7 @@ class RecipeSettings:
 class Recipe(RecipeSettings):
     """Everything that it takes to train a model."""
 
-    make: Callable[[], nn.Module] | None = None  # for a model of the user's own
+    make: Callable[[], nn.Module] | None = None  # for a user-defined model
     device: str = "cpu"  # where it is trained; a project can be trained again on any other
 
     def build(self, seed: int) -> nn.Module:
@@ -280,7 +280,7 @@ class _Trainer:
         return TrainedModels(models[1].train(), parameters, {})
 
     def train_alone(self, specs: Sequence[ModelSpec]) -> TrainedModels:
-        """Train a single model as anybody would."""
+        """Train a single model as anyone would."""
         (spec,) = specs
         model = self._build(spec)
         order = self._batch_order(spec)

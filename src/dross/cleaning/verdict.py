@@ -166,7 +166,7 @@ class Setup:
 
     edits: ChosenEdits
     model: str  # which model judges
-    is_estimator: bool = False  # whether it is the user's own
+    is_estimator: bool = False  # whether it is user-defined
     groups: np.ndarray | None = None  # the group of each measured row, as for `compare_metric`
     classes: Sequence[str] = ()  # their names; none for a regression
     class_of_row: np.ndarray | None = None  # the name of the class of each measured row

@@ -68,7 +68,7 @@ class ResultStore:
             raise DrossError(f"{self.folder} cannot be created: {error.strerror}.") from error
 
     def get(self, number: int) -> dict[str, Tensor] | None:
-        """The result of a piece, or None where it is missing or damaged.
+        """The result of a piece, or None if it is missing or damaged.
 
         Raises:
             InputChanged: it was computed with other settings.

@@ -134,7 +134,7 @@ def probe_direction(theta: Tensor) -> Tensor:
 
 
 def unpack_dual(t: Any) -> tuple[Any, Any]:
-    """Itself and its tangent, or None where there is none."""
+    """Itself and its tangent, or None if there is none."""
     if t is None:
         return None, None
     dual = forward_ad.unpack_dual(t)

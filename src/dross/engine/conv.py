@@ -66,7 +66,7 @@ class ConvAsMatmul(TorchFunctionMode):
 def _product(
     many: bool, x: Tensor, weight: Tensor, stride=1, padding=0, dilation=1, groups=1
 ) -> Tensor | None:
-    """The convolution without its bias, or None where it is left to cuDNN."""
+    """The convolution without its bias, or None if it is left to cuDNN."""
     if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return None
     (down, right), (pad_rows, pad_columns) = _pair(stride), _pair(padding)

@@ -104,7 +104,7 @@ class _Program:
 
 
 def _write_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
-    """The program of a pass, or None where it cannot be written down."""
+    """The program of a pass, or None if it cannot be written down."""
     notes = _Notes(inputs)
     try:
         with _NoPeeking(), notes:

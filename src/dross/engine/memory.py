@@ -264,7 +264,7 @@ class MemorySplitter:
 
 
 def losses_of_rows(objective: Objective, batch: Batch) -> list[int] | None:
-    """How many losses each row of the batch has, or None where that is not known."""
+    """How many losses each row of the batch has, or None if that is not known."""
     of_rows: Callable | None = getattr(objective.loss, "losses_of_rows", None)
     counts = [1] * len(batch.c) if of_rows is None else of_rows(batch.y).tolist()
     leaves = [t for t in tree_leaves((batch.x, batch.y)) if isinstance(t, Tensor)]

@@ -76,7 +76,7 @@ class Optimizer(OptimizerDescription):
 
     @cached_property
     def rule(self) -> Rule | None:
-        """The update of one parameter group; None where parameters are taken as a whole."""
+        """The update of one parameter group; None if parameters are taken as a whole."""
         return self._update.rule if isinstance(self._update, Elementwise) else None
 
     @cached_property

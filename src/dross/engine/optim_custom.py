@@ -399,7 +399,7 @@ def register(
 
 
 def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
-    """The formula of an optimizer, or None where none is known.
+    """The formula of an optimizer, or None if none is known.
 
     Raises:
         NotSupported: where the formula known by its class name is not what it computes.

@@ -186,7 +186,7 @@ class Precision:
             yield
 
     def own_leaves(self, named: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """The parameters as leaves, where autocast keeps what it has cast; None where it does not.
+        """The parameters as leaves, where autocast keeps what it has cast; None if it does not.
 
         It does so for leaves only. A weight that is used twice is then cast once, and its gradients
         are added in the narrow type: other bits than those of two casts.

@@ -28,7 +28,7 @@ SAME_KERNELS = Tolerance(1, 0.75)
 #: the same step computed by another loop, another number of ranks or another machine
 ROUNDING = Tolerance(1, 0.5)
 ROUNDING_OF_LENGTH = Tolerance(1, 0.5, order=2)
-#: a step taken in another way (inside vmap, by somebody else's loop): its sums have another order
+#: a step taken in another way (inside vmap, by someone else's loop): its sums have another order
 OTHER_ORDER = Tolerance(100, 0.5)
 #: another derivation of the same derivative. Deep float32 networks round to 1e-3, and kernels
 #: differ where a ReLU has its kink; a wrong rule is off by 5 % and more
