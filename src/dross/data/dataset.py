@@ -26,6 +26,7 @@ from .batch import (
 from .fingerprint import to_bytes
 from .pytree import map_pair
 from .seeds import mix_seeds
+from .strides import Orders, put_all_in_order
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
@@ -62,6 +63,8 @@ class Instances:
             self.stored = self._read_if_small()
         if self.stored and self._fits_on_device():
             self.stored = self._move(self.stored)
+        #: of a batch's tensors in memory; None: as the data have them
+        self.orders: Orders | None = None
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
@@ -91,8 +94,8 @@ class Instances:
 
     def _look_up(self, ids: Tensor) -> Pair:
         if self.stored:
-            return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
-        return self._move(self._collate(ids.tolist()))
+            return self._prepare(map_pair(lambda t: t[ids.to(t.device)], self.stored))
+        return self._prepare(self._collate(ids.tolist()))
 
     def lazy_batches(
         self,
@@ -159,7 +162,7 @@ class Instances:
         assert stored is not None
         look_up = lambda ids: map_pair(lambda t: t[ids], stored)
         ahead = Prefetcher(look_up, ids, self.device, self._reader)
-        return [lambda place=place: self._move(ahead(place)) for place in range(len(ids))]
+        return [lambda place=place: self._prepare(ahead(place)) for place in range(len(ids))]
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
@@ -219,6 +222,10 @@ class Instances:
                 f"The instances of the data set cannot be put into one batch: {error}"
             ) from error
         return x, y
+
+    def _prepare(self, batch: Pair) -> Pair:
+        moved = self._move(batch)
+        return moved if self.orders is None else put_all_in_order(moved, self.orders)
 
     def _move(self, batch: Pair) -> Pair:
         return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)

@@ -370,7 +370,7 @@ class GatheringLayout(Layout):
             ranks=ranks,
         )
 
-    def unflatten(self, theta: Tensor) -> Mapping[str, Tensor]:  # type: ignore[override]
+    def views(self, theta: Tensor) -> Mapping[str, Tensor]:  # type: ignore[override]
         """The parameters by name, each gathered when it is read."""
         assert self.units is not None and self.ranks is not None
         sizes = self.ranks.layout.sizes(self.ranks.rank)

@@ -33,7 +33,7 @@ from torch import Tensor
 from .._text import say_count
 from ..data.batch import AnyBatch
 from ..engine.objective import Objective
-from ..engine.state import Derivative, Layout, State
+from ..engine.state import Derivative, Layout, Place, State
 from ..engine.step import Clip, ClipNorm
 from ..errors import InputChanged, NotSupported
 from .ranks import Piece, Question, RankReducer, all_rows
@@ -257,7 +257,7 @@ class ShardedClipNorm(ClipNorm):
 
     ranks: ShardReducer = field(kw_only=True)
 
-    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    def norms(self, g: Tensor, slices: Sequence[Place] = ()) -> Tensor:
         """|g| over all shards: [..., p_r] -> [..., 1]."""
         (squares,) = self.ranks.sum(g.square().sum(-1, keepdim=True))
         return squares.sqrt()

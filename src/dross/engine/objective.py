@@ -17,7 +17,7 @@ Shapes: B instances, p parameters, Q adjoints, J directions, K models.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.func import vjp, vmap
 
 from ..data.batch import Batch
 from ..data.seeds import use_seed
+from ..data.strides import put_all_in_order
 from ..errors import InvalidInput, NotSupported
 from .autodiff import (
     batched_jvp,
@@ -158,7 +159,7 @@ class Objective:
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
         """The model's outputs for x in eval mode, under the autocast that it was trained in."""
         with self.precision.cast("model"), self.precision.math_attention():
-            return self.call(self.layout.unflatten(theta), {**buffers}, x)
+            return self.call(self.layout.views(theta), {**buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -206,9 +207,14 @@ class Objective:
             g [K, p], and the buffers [K, ...].
         """
 
+        # torch's rules for several models at once are written for the usual order in memory
+        x, y = put_all_in_order((batch.x, batch.y), ())
+        batch = replace(batch, x=x, y=y)
+
         def losses_of_one(theta: Tensor, buffers: Buffers, present: Tensor):
+            parameters = self.layout.views(theta) if self.layout.orders else None
             with PresentRows(present) if cut else nullcontext():
-                return self.losses(theta, buffers, batch)
+                return self.losses(theta, buffers, batch, parameters=parameters)
 
         thetas = thetas.detach().requires_grad_()
         with torch.enable_grad(), self.precision.math_attention():

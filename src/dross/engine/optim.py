@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import NotSupported
 from .formulas import Parameterwise, update_by_formula
 from .optim_custom import OF_TORCH, find_formula, formula_named
-from .state import Derivative, GroupCounters, Layout, State
+from .state import Derivative, GroupCounters, Layout, Place, State
 from .update_rules import (
     SGD,
     TORCH_STEPPED,
@@ -72,7 +72,7 @@ class Optimizer(OptimizerDescription):
 
     group_sizes: tuple[int, ...]
     shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
-    slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
+    slices: tuple[Place, ...] = ()  # where each parameter lies in theta, in the model's order
 
     @cached_property
     def rule(self) -> Rule | None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data.strides import Orders, orders_of, put_in_order
 from ..errors import InputChanged
 
 Named = dict[str, Tensor]
@@ -16,6 +17,7 @@ Buffers = dict[str, Tensor]  # what the forward pass updates, by name
 Counters = dict[str, float]  # of one parameter group: how many steps it has taken, and the like
 GroupCounters = tuple[Counters, ...]  # of all parameter groups
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of a model's parameters or buffers, by name
+Place = slice | np.ndarray  # of a parameter in theta: from where to where, or each number's place
 _SLOT, _BUFFER = "slot.", "buffer."
 
 
@@ -124,6 +126,8 @@ class Layout:
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each parameter group
     moving_buffers: tuple[str, ...]  # those that the forward pass changes
     listed: tuple[str, ...] = field(default=(), kw_only=True)  # the names in the model's own order
+    # of the parameters in memory, such as channels last; theta has the usual one
+    orders: Orders = field(default=(), kw_only=True)
 
     @staticmethod
     def of_groups(
@@ -145,6 +149,7 @@ class Layout:
             group_sizes=tuple(sum(parameters[name].numel() for name in g) for g in groups),
             moving_buffers=moving_buffers,
             listed=tuple(name for name in parameters if name in set(names)),
+            orders=orders_of([parameters[name] for name in names]),
         )
 
     @property
@@ -159,10 +164,16 @@ class Layout:
         return [int(np.searchsorted(group_ends, end)) for end in ends]
 
     @cached_property
-    def slices(self) -> tuple[slice, ...]:
+    def slices(self) -> tuple[Place, ...]:
         """Where each parameter lies in theta, in the model's own order."""
         ends = np.cumsum(self.sizes).tolist()
-        places = {n: slice(end - s, end) for n, s, end in zip(self.names, self.sizes, ends)}
+        places: dict[str, Place] = {
+            name: slice(end - size, end) for name, size, end in zip(self.names, self.sizes, ends)
+        }
+        for name, shape, end, order in zip(self.names, self.shapes, ends, self.orders):
+            if order:
+                numbers = np.arange(end - shape.numel(), end).reshape(shape)
+                places[name] = numbers.transpose(order).reshape(-1)
         return tuple(places[name] for name in self.listed or self.names)
 
     @property
@@ -174,13 +185,21 @@ class Layout:
 
     # --- theta and the parameters by name -----------------------------------------------------
 
-    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
-        """[..., p] -> {name: [..., *shape]}."""
+    def views(self, theta: Tensor) -> dict[str, Tensor]:
+        """[..., p] -> {name: [..., *shape]}, in the memory of theta."""
         parts = zip(self.names, self.shapes, theta.split(self.sizes, dim=-1))
         return {
             name: part.unflatten(-1, shape) if shape else part.squeeze(-1)
             for name, shape, part in parts
         }
+
+    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
+        """[..., p] -> {name: [..., *shape]}, in the order in memory that the model has."""
+        named = self.views(theta)
+        for name, order in zip(self.names, self.orders):
+            if order:
+                named[name] = put_in_order(named[name], order)
+        return named
 
     def flatten(self, named: dict[str, Tensor]) -> Tensor:
         """{name: [..., *shape]} -> [..., p]."""

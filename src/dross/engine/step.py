@@ -26,7 +26,7 @@ from torch import Tensor
 from ..data.batch import AnyBatch, MicroBatch
 from ..errors import InvalidInput
 from .optim import Optimizer
-from .state import Buffers, Derivative, State
+from .state import Buffers, Derivative, Place, State
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -162,7 +162,7 @@ def _unscale(step: Step, g: Tensor) -> Tensor:
     return g if step.scale == 1 else g * step.unscale
 
 
-def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+def prepare_gradient(step: Step, g: Tensor, slices: Sequence[Place] = ()) -> Tensor:
     """What the optimizer sees of a gradient: unscaled, then clipped.
 
     slices: where the parameters lie in it, so that the clip rounds as torch's does.
@@ -217,7 +217,7 @@ class ClipNorm:
     def __post_init__(self):
         _check_positive(self.max_norm)
 
-    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    def __call__(self, g: Tensor, slices: Sequence[Place] = ()) -> Tensor:
         """The clipped gradient, [..., p].
 
         Arguments:
@@ -244,7 +244,7 @@ class ClipNorm:
         along = products.unsqueeze(-1) * g / norm
         return c * v - c / (norm + _TORCH_EPSILON) * along
 
-    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    def norms(self, g: Tensor, slices: Sequence[Place] = ()) -> Tensor:
         """|g| of each row: [..., p] -> [..., 1]."""
         if not slices or g.dim() > 1:
             return g.norm(dim=-1, keepdim=True)
@@ -274,7 +274,7 @@ class ClipValue:
     def __post_init__(self):
         _check_positive(self.limit)
 
-    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    def __call__(self, g: Tensor, slices: Sequence[Place] = ()) -> Tensor:
         """The clipped gradient, [..., p]. Where the parameters lie does not matter here."""
         return g.clamp(-self.limit, self.limit)
 

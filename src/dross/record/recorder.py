@@ -23,6 +23,7 @@ from .._checks import check_folder, check_function, check_number, check_whole
 from ..data.batch import AUGMENT_STREAM, MODEL_STREAM, Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, move_to
 from ..data.seeds import make_generator, mix_seeds
+from ..data.strides import orders_of, put_all_in_order
 from ..distributed import ddp, fsdp
 from ..distributed.shards import refuse_with_shards
 from ..engine.inspect import (
@@ -313,6 +314,9 @@ class Recorder:
             )
         if instances is not None and not self._tape.is_open:
             check_first_batch(instances, ids, x, y)
+        if self._tape.orders is None:
+            self._tape.orders = orders_of((x, y))
+        x, y = put_all_in_order((x, y), self._tape.orders)
         step, place = self._watch.position
         if loop.augment is not None:
             x = loop.augment(x, make_generator(loop.device, loop.seed, step, place, AUGMENT_STREAM))

@@ -16,6 +16,7 @@ from .._progress import progress_bar
 from ..data.batch import Augment, LazyBatch, MicroBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import checksum
+from ..data.strides import orders_of
 from ..engine.binding import TorchBinding
 from ..engine.device import HostCopy, find_device, side_stream
 from ..engine.executor import Executor
@@ -124,6 +125,7 @@ def train(
     plan = BatchPlan.make(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
+    instances.orders = orders_of((x, y))
     x = x if augment is None else _augment_first(augment, x, seed, device)
     precision = Precision(autocast=check_autocast(autocast, device, dtype))
     objective, pure = inspect_run(model, optimizer, loss, penalty, x, y, precision=precision)
@@ -140,6 +142,7 @@ def train(
         seed=seed,
         device=device,
         instances=instances,
+        orders=instances.orders,
         planned=plan.steps,
         schedule=hashlib.sha256(hyperparams.tobytes() + repr(clip).encode()).hexdigest(),
         earlier=earlier,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
+from ..data.strides import Orders
 from ..distributed import ddp, fsdp
 from ..distributed.gather import GatheringLayout, ShardedExecutor
 from ..distributed.ranks import RankReducer, Reducer
@@ -72,6 +73,8 @@ class LoopTape:
         self.folder = folder
         self.earlier = earlier
         self.is_open = False
+        #: of a batch's tensors in memory; None until the first one comes
+        self.orders: Orders | None = None if earlier is None else earlier.orders
 
     @property
     def steps(self) -> int:
@@ -191,6 +194,11 @@ class LoopTape:
         self.executor = type(self.executor)(replace(objective, precision=precision))
         self.note(precision=precision)
 
+    def settle_orders(self, orders: Orders) -> None:
+        """Note how the tensors of a batch lie in memory as the model sees them."""
+        self.orders = orders
+        self.note(orders=orders)
+
     def note(self, **entries: Any) -> None:
         """Let the manifest say this from its next commit on."""
         if isinstance(self.writer, TapeWriter):
@@ -212,6 +220,7 @@ class LoopTape:
             seed=loop.seed,
             device=loop.device,
             instances=loop.instances,
+            orders=self.orders or (),
             foreign=True,
             earlier=self.earlier,
         )

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._pytree import tree_leaves
 
 from .._checks import check_count
 from ..data.batch import Batch, MicroBatch
 from ..data.fingerprint import checksum
 from ..data.seeds import use_seed
+from ..data.strides import orders_of, put_all_in_order
 from ..distributed import ddp
 from ..engine.autodiff import apply_model
 from ..engine.losses import check_per_instance
@@ -109,8 +111,43 @@ class StepWatch:
     def observe(self, ids: np.ndarray, batch: Batch) -> Iterator[LossHandle]:
         """Inside, the loop computes a micro-batch's loss and calls what this yields with it."""
         with self._waiting(ids, batch) as weights:
-            with use_seed(self.loop.device, batch.seed):
+            with self._watching_model(batch), use_seed(self.loop.device, batch.seed):
                 yield LossHandle(self, batch, weights)
+
+    @contextmanager
+    def _watching_model(self, batch: Batch) -> Iterator[None]:
+        """Inside, watch how the loop calls the model with the first batch.
+
+        The batch may lie in memory in another order than it came in, after
+        x.to(memory_format=torch.channels_last). This is noted. Autocast that is entered for the call
+        alone would be missed, and is refused.
+        """
+        model = self.loop.model
+        first = self.tape.steps == 0 and len(self._pending) == 1
+        if not first or self.loop.called is not model:  # a hook would have a model compiled again
+            yield
+            return
+
+        def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            handle.remove()  # before a rehearsal calls the model
+            around = observe_autocast(self.loop.device)
+            recorded = self._recorded_cast
+            if (around and around.dtype) != (recorded and recorded.dtype):
+                raise NotSupported(
+                    f"The model is called with autocast {around or 'off'}, and autocast around "
+                    f"recorder.observe is {recorded or 'off'}. Enter it first: with "
+                    "torch.autocast(...), recorder.observe(ids, x, y) as watch: ..."
+                )
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            expected = [t for t in tree_leaves(batch.x) if isinstance(t, Tensor)]
+            if [t.shape for t in given] == [t.shape for t in expected]:
+                self.tape.settle_orders(orders_of([given, batch.y]))
+
+        handle = model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
@@ -347,7 +384,7 @@ class StepWatch:
         step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
-        batches = [replace(batch, c=self.weights_on_device(micro)) for micro, (_, batch) in pairs]
+        batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs]
         g = self.gradients.flat(binding.layout)
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
@@ -429,6 +466,10 @@ class StepWatch:
         self._scale = 1.0
         self._skipping = True
         self.skipped += 1
+
+    def _as_replayed(self, batch: Batch, micro: MicroBatch) -> Batch:
+        x, y = put_all_in_order((batch.x, batch.y), self.tape.orders or ())
+        return replace(batch, x=x, y=y, c=self.weights_on_device(micro))
 
     def weights_on_device(self, micro: MicroBatch) -> Tensor:
         """How much each loss counts, in a type that holds 1/B well enough: [B]."""

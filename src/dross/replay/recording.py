@@ -77,6 +77,7 @@ class Recording:
         device, dtype = device_and_dtype(model, without_weights=True)
         instances = Instances(train_set, device, dtype, manifest.memory)
         _check_same_data(manifest, instances)
+        instances.orders = manifest.orders
         objective = Objective(
             model,
             manifest.layout,

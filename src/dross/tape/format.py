@@ -14,6 +14,7 @@ from torch import Tensor
 from .._version import __version__
 from ..data.batch import Augment, MicroBatch
 from ..data.dataset import Instances
+from ..data.strides import Orders
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer, OptimizerDescription
 from ..engine.precision import Precision
@@ -89,6 +90,8 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loss: str
     penalty: bool
     augment: bool
+    #: in memory, of the tensors of a batch as the model saw them
+    orders: Orders = ()
     instances: Count | None
     data: str | None  # the fingerprint of the training set
     data_digest: Literal["everything", "sample"] | None  # what the fingerprint is made of
@@ -118,6 +121,12 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             expected = entry.stop
         if self.steps != expected:
             raise ValueError(f"it says {self.steps} steps, and its segments end at step {expected}")
+        for order in (*self.orders, *self.layout.orders):
+            if sorted(order) != list(range(len(order))):
+                raise ValueError(f"{order} is not an order of dimensions")
+        for order, shape in zip(self.layout.orders, self.layout.shapes):
+            if order and len(order) != len(shape):
+                raise ValueError(f"{order} is not an order of the dimensions {tuple(shape)}")
 
 
 def describe(
@@ -129,6 +138,7 @@ def describe(
     seed: int,
     device: torch.device,
     instances: Instances | None,
+    orders: Orders = (),
     planned: int | None = None,
     schedule: str | None = None,
     foreign: bool = False,
@@ -139,6 +149,7 @@ def describe(
     Arguments:
         objective, optimizer, augment, keep, seed, device: what is recorded.
         instances: the training set, where it is known.
+        orders: of the first batch's tensors in memory.
         planned: the number of steps, where it is known beforehand.
         schedule: a digest of the optimizer's hyperparameters at every step, where they are known.
         foreign: whether the training loop is the user's own.
@@ -165,6 +176,7 @@ def describe(
         loss=objective.loss_name,
         penalty=objective.penalty is not None,
         augment=augment is not None,
+        orders=orders,
         instances=None if instances is None else len(instances),
         data=fingerprint,
         data_digest=kind,
