@@ -96,15 +96,20 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
 
 
 def describe_figures(plan: PlanResult) -> str:
-    """What a plan does to models, as in "error 15.7 % -> 14.2 % (...)"; "" if not measured."""
+    """What a plan does to models, as in "error 15.7 % -> 14.2 % (...)"; "" if not measured.
+
+    Clear changes come first.
+    """
+    shown = [
+        item for item in name_figures(plan.figures).items() if not item[0].startswith("plain ")
+    ]
     changes = []
-    for name, figure in name_figures(plan.figures).items():
-        if name.startswith("plain "):
-            continue
+    for name, figure in sorted(shown, key=lambda item: not item[1].is_clear):
         words = describe_figure(name, figure)
+        unclear = "" if figure.is_clear else "no clear change: "
         changes.append(
-            f"{name} {words['before']} -> {words['after']} ({words['change']}, 95 % confidence "
-            f"interval {words['interval']})"
+            f"{name} {words['before']} -> {words['after']} ({unclear}{words['change']}, 95 % "
+            f"confidence interval {words['interval']})"
         )
     return "; ".join(changes)
 

@@ -241,6 +241,12 @@ class Figure:
     interval: tuple[float, float]  # of the change, 95 %
 
     @property
+    def is_clear(self) -> bool:
+        """Whether 0, no change, is outside the interval."""
+        low, high = self.interval
+        return high < 0 or low > 0
+
+    @property
     def error_units(self) -> float:
         """The change in standard errors."""
         half = (self.interval[1] - self.interval[0]) / 2
