@@ -28,12 +28,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
     """
     # cloned, because safetensors refuses tensors that share memory
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    text = json.dumps(notes)
+    # safetensors sorts them, and sums round by their order
+    text = json.dumps({"order": list(tensors), "notes": notes})
     write_bytes(path, save(tensors, {"dross": _digest(tensors, text) + text}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file and what it says about them.
+    """The tensors of a file in the order in which they were written, and the notes about them.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -48,8 +49,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         text = sealed[_DIGITS:]
         if sealed[:_DIGITS] != _digest(tensors, text):
             raise CorruptFile(f"{path} is damaged: its digest differs.")
+        about = json.loads(text)
         # copied, because vectorized sums round differently on memory that is not aligned
-        return {name: t.clone() for name, t in tensors.items()}, json.loads(text)
+        return {name: tensors[name].clone() for name in about["order"]}, about["notes"]
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -85,11 +85,7 @@ class CheckpointFile:
         """Replace what was kept before."""
         began = time.monotonic()
         tensors = {"totals": checkpoint.totals, **checkpoint.adjoint.tensors()}
-        notes = {
-            "position": checkpoint.position,
-            "names": list(tensors),
-            "choices": checkpoint.choices,
-        }
+        notes = {"position": checkpoint.position, "choices": checkpoint.choices}
         write_tensors(self.path, tensors, notes)
         now = time.monotonic()
         self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
@@ -103,10 +99,8 @@ class CheckpointFile:
             return None
         except CorruptFile as error:
             raise CorruptFile(f"{error} Remove it to retrace from the beginning.") from None
-        # in the order they were written in, because sums round by their order
-        ordered = {name: tensors[name] for name in notes["names"]}
-        totals = ordered.pop("totals")
-        adjoint = Derivative.from_tensors(ordered)
+        totals = tensors.pop("totals")
+        adjoint = Derivative.from_tensors(tensors)
         return RetraceCheckpoint(notes["position"], adjoint, totals, notes["choices"])
 
     def remove(self) -> None:
