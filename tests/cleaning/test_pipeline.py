@@ -135,7 +135,7 @@ WRONG = {
     "empty": (b"", {}, "is empty"),
     "not a table": (b"\x00\x01\x02\xff" * 50, {}, "not a text file"),
     "no such column": (b"a,kindd\n" + b"1,x\n2,y\n" * 40, {}, "Did you mean 'kindd'"),
-    "wrong separator": (b"a^kind\n" + b"1^x\n2^y\n" * 40, {}, "read as one column"),
+    "wrong separator": (b"a^kind\n" + b"1^x\n2^y\n" * 40, {}, "has one column, named"),
     "one class": (b"a,kind\n" + b"1,x\n2,x\n" * 40, {}, "'x' in every row"),
     "too few": (b"a,kind\n" + b"1,x\n2,y\n" * 5, {}, "needs at least"),
     "nothing to learn from": (b"a,kind\n" + b"1,x\n1,y\n" * 40, {}, "No column is left"),
