@@ -2,7 +2,9 @@
 
 import numpy as np
 import pandas
+import pytest
 
+from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import Column
 from dross.cleaning.tables import TableEncoder, describe_columns, infer_columns
 
@@ -39,3 +41,20 @@ def test_a_column_that_is_nearly_always_zero_keeps_the_zeros_apart():
     inputs = encoder(content).numpy()[:, 0]
     assert encoder.skewed == ["gain"]
     assert inputs[gain > 0].min() > inputs[gain == 0].max() + 1
+
+
+@pytest.mark.parametrize("written", ["1,{:03}", "{},5", "$ {}.50", "{} %", "1.{:03},5", "-{},25€"])
+def test_numbers_that_are_written_in_another_way_are_named(written):
+    cells = pandas.Series([written.format(k) for k in range(100)], dtype=object)
+    (column,) = infer_columns(pandas.DataFrame({"price": cells}), {})
+    assert column.kind == "ignore" and f"written as '{cells[0]}'" in column.why
+    dates = pandas.Series([f"{k % 28 + 1:02}.{k % 12 + 1:02}.2024" for k in range(100)])
+    assert infer_columns(pandas.DataFrame({"when": dates}), {})[0].kind == "date"
+
+
+def test_classes_that_differ_only_in_case_are_named(tmp_path):
+    names = ["Low", "low", "high", "HIGH", "mid"] * 20
+    pandas.DataFrame({"x": range(100), "y": names}).to_csv(tmp_path / "t.csv", index=False)
+    notes = prepare(Request(str(tmp_path / "t.csv"), "y")).notes
+    alike = "Classes whose names differ only in upper and lower case: 'HIGH' and 'high', 'Low' and 'low'."
+    assert alike in notes

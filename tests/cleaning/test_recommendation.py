@@ -213,5 +213,8 @@ def test_the_recommendation_is_a_sentence_with_its_figures(cleaned):
     what, why = describe_recommendation(cleaned.info, cleaned.table)
     assert what == f"Recommended: {plan.what} of 240 instances."
     error = describe_figure("error", plan.figures["error"])
-    assert f"error {error['before']} -> {error['after']} ({error['change']}, 95 % confidence int" in why
+    assert (
+        f"error {error['before']} -> {error['after']} ({error['change']}, 95 % confidence int"
+        in why
+    )
     assert "log loss" in why

@@ -35,6 +35,11 @@ _SIDE, _SMALL_SIDE, _SMALL_IMAGE = 224, 128, 64  # pixels; see `_fit_square`
 _CHUNK = 64  # images, or texts: the most that an interrupted computation has to repeat
 _AT_ONCE = 32  # pass through a network together
 _LENGTH = 8  # of an instance's features, at most: longer ones need smaller learning rates
+_NPY = b"\x93NUMPY"  # how a .npy file begins
+_FEATURES = (
+    "Features must be a .npy file with an [instances, features] array, or a Parquet file whose "
+    "columns are all numeric."
+)
 _ORDER = (
     "It must have one row per instance, in the order of the input: training, then validation, then "
     "test data. Table rows keep their order; images are sorted by path."
@@ -323,13 +328,13 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
             )
         rows = frame.to_numpy(dtype=np.float64)
     else:
+        if not raw.startswith(_NPY):
+            raise InvalidInput(f"{path} holds no features. {_FEATURES}")
         try:
             rows = np.load(io.BytesIO(raw), allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             raise InvalidInput(
-                f"{path} cannot be read as .npy ({first_line(error)}). Features must be a .npy "
-                "file with an [instances, features] array, or a Parquet file whose columns are all "
-                "numeric."
+                f"{path} cannot be read as .npy ({first_line(error)}). {_FEATURES}"
             ) from None
     if rows.ndim != 2 or rows.shape[1] == 0:
         shape = " x ".join(map(str, rows.shape))

@@ -19,6 +19,7 @@ from urllib.request import url2pathname
 
 from .._io import read_file
 from ..errors import InvalidInput, first_line
+from ..tape.storage import is_url, open_url
 
 # --- places ---------------------------------------------------------------------------------------
 
@@ -48,11 +49,6 @@ class Url:
 
 
 Place = Path | Url
-
-
-def is_url(text: str | os.PathLike) -> bool:
-    """Whether this is a URL rather than a path."""
-    return "://" in os.fspath(text)
 
 
 def find_place(text: str | os.PathLike) -> Place:
@@ -99,20 +95,7 @@ def _explain_absence(path: Path) -> str:
 
 
 def _fetch(url: Url) -> bytes:
-    import fsspec
-    from fsspec.registry import known_implementations
-
-    scheme = urlsplit(url.address).scheme
-    try:
-        system, path = fsspec.core.url_to_fs(url.address)
-    except ImportError as error:  # the package for this kind of storage
-        home = str(known_implementations.get(scheme, {}).get("class", "")).partition(".")[0]
-        needed = {"fsspec": "aiohttp", "": error.name}.get(home, home)
-        raise InvalidInput(
-            f"{url} needs the package {needed}: pip install {needed}. Or download the file."
-        ) from None
-    except ValueError as error:
-        raise InvalidInput(f"{url} cannot be read: {first_line(error)}.") from None
+    system, path = open_url(url.address)
     try:
         return bytes(system.cat_file(path))
     except FileNotFoundError:

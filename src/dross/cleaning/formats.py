@@ -229,8 +229,8 @@ class _ArrowFormat(TableFormat):
         try:
             frame = self.load(raw, reading)
         except Exception as error:  # a damaged file can fail anywhere inside the parser
-            what = self.what.partition(" ")[2]
-            raise InvalidInput(f"{path} cannot be read as {what}: {first_line(error)}.") from None
+            why = first_line(error).rstrip(".")
+            raise InvalidInput(f"{path} cannot be read as {self.what}: {why}.") from None
         if any(name is not None for name in frame.index.names):
             frame = frame.reset_index(allow_duplicates=True)
         first = 0 if reading.from_memory else 2  # as a spreadsheet counts: the names are its row 1

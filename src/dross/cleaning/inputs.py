@@ -10,9 +10,10 @@ import torch
 from .._checks import check_file_name, check_whole
 from .._io import digest_bytes, digest_file
 from ..errors import InvalidInput
+from ..tape.storage import is_url
 from .chats import CHATS, suggest_chats
 from .features import read_feature_file, standardize
-from .files import Place, Url, find_place, is_folder, is_url, read_bytes
+from .files import Place, Url, find_place, is_folder, read_bytes
 from .formats import Reading
 from .images import IMAGES, ImageEncoder, digest_images, read_folder, read_listing
 from .memory import DataTypes, is_stored_file, pixels_of

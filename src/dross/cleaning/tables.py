@@ -63,7 +63,7 @@ def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Fra
         raise InvalidInput(why)
     if len(frame) == 0:
         raise InvalidInput(f"{path} has column names, but no rows.")
-    _check_needed(frame, original, needed, path)
+    _check_needed(frame, original, needed, path, notes)
     renamed = [
         f"column {place} is called '{name}'"
         for place, (before, name) in enumerate(zip(original, names), 1)
@@ -90,7 +90,9 @@ def list_columns(path: Place, reading: Reading) -> list[str]:
     return column_names(form.read(raw, path, reading)[0].columns)
 
 
-def _check_needed(frame: Frame, original: list[str], needed: list[str], path: Place) -> None:
+def _check_needed(
+    frame: Frame, original: list[str], needed: list[str], path: Place, notes: list[str]
+) -> None:
     """Refuse a table that lacks a column that is needed, or has two of its name.
 
     Arguments:
@@ -98,8 +100,11 @@ def _check_needed(frame: Frame, original: list[str], needed: list[str], path: Pl
         original: These names as they are in the file.
         needed: The names of the columns.
         path: Of the file.
+        notes: About how it was read.
     """
     names = list(frame.columns)
+    is_guessed = any("is not UTF-8" in note for note in notes)
+    encoding = ", which is not UTF-8 and was read as Windows-1252" if is_guessed else ""
     lacking = [name for name in needed if name not in names]
     if _lacks_header(frame, original, lacking):
         shown = ", ".join(original[:6]) + (", ..." if len(original) > 6 else "")
@@ -108,7 +113,7 @@ def _check_needed(frame: Frame, original: list[str], needed: list[str], path: Pl
             "names of the columns, and pass one of these names as `label`."
         )
     for name in needed:
-        check_name("column", name, names, where=f" in {path}")
+        check_name("column", name, names, where=f" in {path}{encoding}")
         places = [str(place) for place, other in enumerate(original, 1) if other == name]
         if len(places) > 1:
             raise InvalidInput(
@@ -157,6 +162,9 @@ _MAX_CATEGORIES = 60
 _MAX_SHARE_OF_CATEGORIES = 0.05  # distinct texts per cell; in a long table more may be categories
 _NEARLY_ALL = 0.95
 _DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
+_STYLED_NUMBER = (
+    r"\s*[+-]?[$€£¥]?\s?[+-]?\d{1,3}([., '\u00a0\u202f]?\d{3})*([.,]\d+)?\s?[%$€£¥]?\s*"
+)
 _WORDS_OF_PROSE = 4  # in a cell, on average
 _CATEGORY = "category: "  # before the name of an encoded column
 _IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
@@ -189,12 +197,22 @@ def _infer_column(name: str, column: Series) -> Column:
             return Column(name, "ignore", "a different number in every row: an identifier")
         why = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
         return Column(name, "number", "" if numeric == 1.0 else why)
-    if _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
+    is_styled = _are_styled_numbers(cells)
+    if not is_styled and _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
         return Column(name, "date")
     if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
         return Column(name, "category")
+    if is_styled:
+        example = f"'{cells.iloc[0]}'"
+        why = f"its numbers are written as {example}; write digits and a decimal point only"
+        return Column(name, "ignore", why)
     what = "" if is_prose(column) else ": a name or an identifier"
     return Column(name, "ignore", f"{distinct:,} different texts{what}")
+
+
+def _are_styled_numbers(cells: Series) -> bool:
+    """Whether they are numbers with separators between digits, decimal commas, or units."""
+    return as_text(cells).str.fullmatch(_STYLED_NUMBER).mean() >= _NEARLY_ALL
 
 
 def is_prose(column: Series) -> bool:
@@ -380,6 +398,7 @@ def read_table(
     rows = frame.index.to_numpy()
     frame = frame.reset_index(drop=True)
     labels = _parse_labels(frame[label], label, task, notes)
+    notes += _describe_alike(labels)
     if text:
         content = pandas.DataFrame({"text": as_text(frame[text])})
         empty = int((~has_content(content["text"])).sum())
@@ -395,6 +414,19 @@ def read_table(
         notes.append(f"{say_count(copies, *copied)} on the page.")
     content = frame.drop(columns=[label])
     return Source(TABLE, label, content, labels, rows, reading.row_word, notes)
+
+
+def _describe_alike(labels: np.ndarray) -> list[str]:
+    """A note about classes whose names differ only in upper and lower case."""
+    if labels.dtype.kind != "O":
+        return []
+    alike: dict[str, list[str]] = {}
+    for name in sorted(set(labels)):
+        alike.setdefault(name.casefold(), []).append(f"'{name}'")
+    pairs = [" and ".join(names) for names in alike.values() if len(names) > 1]
+    if not pairs:
+        return []
+    return [f"Classes whose names differ only in upper and lower case: {', '.join(pairs[:3])}."]
 
 
 def _check_labels(column: Series, name: str, task: str) -> None:

@@ -13,7 +13,8 @@ from .._io import write_bytes
 from .._progress import report
 from .._text import say_bytes, say_duration
 from .._version import __version__
-from ..cleaning.chats import CHATS, ChatOptions
+from ..cleaning.chats import CHATS, ChatOptions, read_chats
+from ..cleaning.files import find_place
 from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.job import Say
 from ..cleaning.judge import QUICK_SEEDS
@@ -153,6 +154,7 @@ def clean_chats(
     here = choose_device(device)
     say = say or (lambda _: None)
     files = digest_inputs(request)  # before they are read: what changes later is noticed
+    read_chats(find_place(data), prompt=prompt, response=response, source=source)  # can fail: first
     loaded = load(options)
     examples = open_examples(request, options, loaded, progress=progress)
     parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)

@@ -218,7 +218,9 @@ def read_manifest(where: Path | Storage) -> Manifest:
             f"There is no recorded run at {storage.address}: {MANIFEST} is missing."
         ) from None
     except NotADirectoryError:
-        raise DrossError(f"{storage.address} is a file; a tape is a folder.") from None
+        raise DrossError(
+            f"{storage.address} is a file, not the folder of a recorded run."
+        ) from None
     except OSError as error:
         raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
     return decode_manifest(raw, path)

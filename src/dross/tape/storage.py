@@ -13,6 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .._checks import check_folder
 from .._io import read_file, write_bytes
@@ -55,14 +56,8 @@ class Bucket(Storage):
     """A file system behind a URL, with a bounded cache on this machine."""
 
     def __init__(self, url: str):
-        import fsspec
-
         super().__init__(url, url)
-        try:
-            self.system, self.root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            # The package for this kind of storage is missing, or there is no such kind.
-            raise InvalidInput(f"{url} cannot be opened: {error}.") from None
+        self.system, self.root = open_url(url)
         self.folder: Path | None = None  # made when the first file is cached
         self.cached: dict[str, int] = {}  # file -> bytes
 
@@ -92,6 +87,28 @@ class Bucket(Storage):
 def is_url(where: str | os.PathLike) -> bool:
     """Whether this names a bucket rather than a folder."""
     return "://" in str(where)
+
+
+def open_url(url: str) -> tuple[Any, str]:
+    """The file system of fsspec for a URL, and the path in it.
+
+    Raises:
+        InvalidInput: the package for this kind of storage is missing, or there is no such kind.
+    """
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        scheme = url.partition("://")[0]
+        home = str(known_implementations.get(scheme, {}).get("class", "")).partition(".")[0]
+        needed = {"fsspec": "aiohttp", "": error.name}.get(home, home)
+        raise InvalidInput(
+            f"{url} needs the package {needed}: pip install {needed}. Or download it."
+        ) from None
+    except ValueError as error:
+        raise InvalidInput(f"{url} cannot be opened: {error}.") from None
 
 
 def open_storage(where: str | os.PathLike | Storage) -> Storage:
