@@ -1,8 +1,9 @@
 """Checks of arguments that several public functions take."""
 
 import difflib
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from pathlib import PurePath
 from typing import Any
@@ -83,6 +84,26 @@ def check_function(value: Any, what: str) -> None:
     """Refuse what is neither None nor callable, with an error that calls it `what`."""
     if value is not None and not callable(value):
         raise InvalidInput(f"{what} must be a function, not {value!r}.")
+
+
+def check_signature(function: Callable, call: str, given: str) -> None:
+    """Refuse a function that cannot be called with as many arguments as dross gives it.
+
+    Arguments:
+        function: what the user passed.
+        call: how dross calls it, such as "loss(outputs, targets)".
+        given: what the arguments are.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    try:
+        signature.bind(*[None] * (call.count(",") + 1))
+    except TypeError:
+        raise InvalidInput(
+            f"The function takes {signature}, but dross calls {call}: {given}."
+        ) from None
 
 
 def check_number(value: Any, what: str) -> float:

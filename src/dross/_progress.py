@@ -198,13 +198,23 @@ def overall_progress(title: str, weights: Mapping[str, float], *, show: bool) ->
             bar.close()
 
 
+def announce(text: str, *, show: bool) -> None:
+    """Say something before a long operation, where its bar would be shown."""
+    if show and _OVERALL.get() is None and _has_reader():
+        print(printable(text), file=sys.stderr, flush=True)
+
+
 def _make_bar(title: str, total: float, **options: Any) -> Any:
     """A bar of tqdm; None where there is nobody to look at it."""
-    if _HIDDEN.get() or not (_is_notebook() or _is_terminal(sys.stderr)):
+    if not _has_reader():
         return None
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc=printable(title), leave=False, **options)
+
+
+def _has_reader() -> bool:
+    return not _HIDDEN.get() and (_is_notebook() or _is_terminal(sys.stderr))
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -1,5 +1,7 @@
 """What can be asked, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.utils.data import TensorDataset
 import dross
 from dross.engine.memory import MemorySplitter, VjpPlan
 from dross.errors import Diverged, InvalidInput
+from dross.estimators import WithoutHessian
 from tests.oracles import literal_run
 from tests.zoo import problem
 
@@ -143,6 +146,73 @@ def test_bad_queries(case):
         run.influence(dross.query(lambda params, buffers: params["0.weight"]))
     with pytest.raises(Diverged, match="not finite"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"].sum() * float("nan")))
+
+
+BAD = {
+    "one argument": (lambda params: 0, r"takes \(params\), but dross calls fn\(params, buffers\)"),
+    "three": (lambda a, b, c: 0, r"takes \(a, b, c\), but .*two dicts of name -> tensor"),
+    "no function": (None, "takes a function"),
+    "a constant": (lambda params, _: torch.ones(()), "does not depend on the model's parameters"),
+    "detached": (lambda params, _: params["0.weight"].detach().sum(), r"without detach\(\)"),
+    "places": (lambda params, _: params["0.weight"].argmax(), "argmax"),
+    "complex": (lambda params, _: params["0.weight"].sum() * 1j, "must be real"),
+    "nothing": (lambda params, _: params["0.weight"].flatten()[:0], "an empty vector"),
+    "an attribute": (lambda params, _: params.weight, "no attribute 'weight'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_functions_that_are_no_queries(case, what):
+    fn, sentence = BAD[what]
+    with pytest.raises(InvalidInput, match=sentence):
+        case[1].influence(dross.query(fn))
+
+
+class TestWhatIsNotFinite:
+    """The error blames the model, the query, its derivative or second derivatives, rightly."""
+
+    def test_a_query_whose_formula_has_no_slope(self, case):
+        root = dross.query(lambda params, _: (0 * params["0.weight"]).sum().sqrt())
+        assert case[1].evaluate(root) == 0
+        with pytest.raises(Diverged, match=r"derivative with respect to '0.weight' is not finite"):
+            case[1].influence(root)
+
+    def test_an_instance_of_the_query(self, case):
+        p, run, _ = case
+        inputs = p.X_val.clone()
+        inputs[[2, 5]] = torch.inf
+        for make in (dross.mean_loss, dross.losses, dross.expected_error):
+            with pytest.raises(Diverged, match=r"inf or nan for instances 2, 5 of its data"):
+                run.influence(make((inputs, p.Y_val)))
+
+    def test_the_query(self, case):
+        with pytest.raises(Diverged, match=r"though the model is\. Look at its formula"):
+            case[1].influence(dross.query(lambda params, _: params["0.weight"].sum() / 0))
+
+    def test_the_model(self, case):
+        p, run, _ = case
+        objective, state = run.recording.objective, run.recording.state_at(run.steps)
+        theta = state.theta.clone()
+        theta[0] = torch.nan
+        with pytest.raises(Diverged, match=r"model is not finite: '\S+' has inf or nan"):
+            query = dross.mean_loss((p.X_val, p.Y_val))
+            query.derivative(objective, replace(state, theta=theta))
+
+    def test_second_derivatives_of_the_loss(self, record):
+        """abs(x)**1.5 has a slope at 0, and no second derivative."""
+
+        def loss(outputs, y):
+            return (outputs - outputs.detach()).abs().pow(1.5).sum(1) + outputs.square().sum(1)
+
+        p = problem("mlp", "sgd", loss=loss)
+        run = record(p)
+        with pytest.raises(
+            Diverged, match="second derivatives of the loss are not finite"
+        ) as found:
+            run.influence(dross.mean_loss((p.X_val, p.Y_val)))
+        assert found.value.step == run.steps - 1
+        scores = WithoutHessian().score(run, dross.mean_loss((p.X_val, p.Y_val)))
+        assert np.isfinite(scores.values[:-1]).all()
 
 
 def test_labels_of_a_query_out_of_range(record, tmp_path):

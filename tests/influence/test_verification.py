@@ -5,9 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import dross
+from dross.engine.executor import Executor
 from dross.errors import InvalidInput
+from dross.influence.counterfactual import CounterfactualRuns, SweepCost
+from dross.influence.verify import (
+    KENDALL,
+    SPEARMAN,
+    affordable_count,
+    describe_cost,
+    fisher_interval,
+)
+from dross.replay.schedule import choose_steps
+from tests.oracles import literal_run, validation_loss
 from tests.zoo import problem
 
 
@@ -38,6 +50,136 @@ def test_verification(record):
     assert last.tau > 0.8  # the truth is then that of the last epoch, too
     with pytest.raises(InvalidInput, match="the run has 40"):
         run.verify(dross.Scores(np.zeros(3), np.zeros((1, 3)), query(p)))
+
+
+def test_a_check_costs_a_few_trainings_or_a_few_seconds():
+    cheap = SweepCost(training=0.1, each=0.05)
+    assert affordable_count(cheap) == 64
+    side_by_side = SweepCost(training=100.0, each=20.0)
+    assert affordable_count(side_by_side) == 24 and side_by_side.seconds(24) == 500.0
+    one_by_one = SweepCost(training=100.0, each=100.0)
+    assert affordable_count(one_by_one) == 6
+    assert affordable_count(SweepCost(training=100.0, each=101.0)) == 6
+    said = describe_cost(one_by_one, 6, "without one instance")
+    assert (
+        said == "Retraining 6 times without one instance: about 12 minutes, 7.0 times the training."
+    )
+
+
+def test_the_time_is_measured_and_said_beforehand(record, monkeypatch, capsys):
+    """By a terminal or a notebook alone, as a bar."""
+    p = problem("mlp", "momentum", count=40, epochs=4)
+    run = record(p)
+    scores = run.influence(query(p))
+    run.verify(scores)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("dross._progress._has_reader", lambda: True)
+    check = replace(run, progress=True).verify(scores, n=12)
+    assert len(check.instances) == 12
+    said = capsys.readouterr().err
+    assert said.startswith("Retraining 12 times without one instance: about ")
+    assert "times the training" in said.splitlines()[0]
+    cost = CounterfactualRuns(run.recording, choose_steps(run.recording.tape), "loss").measure()
+    assert cost.each > 0 and 0 < cost.training < 5
+
+
+def test_the_default_number_of_instances_follows_the_time(record, monkeypatch):
+    p = problem("mlp", "momentum", count=40, epochs=4)
+    run = record(p)
+    scores = run.influence(query(p))
+    assert len(run.verify(scores).instances) == 39  # all that were used
+    slow = SweepCost(training=10.0, each=10.0)
+    monkeypatch.setattr(CounterfactualRuns, "measure", lambda self: slow)
+    check = run.verify(scores)
+    assert len(check.instances) == 6 and "6 instances are few" in check.sentence
+    assert len(run.verify(scores, n=30).instances) == 30
+
+
+def test_models_that_cannot_run_side_by_side_take_a_training_each(record, monkeypatch):
+    run = record(problem("mlp", "sgd"))
+
+    def refuse(*_):
+        raise RuntimeError("not side by side")
+
+    monkeypatch.setattr(Executor, "gradients", refuse)
+    cost = CounterfactualRuns(run.recording, choose_steps(run.recording.tape), "loss").measure()
+    assert cost.each == cost.training > 0
+
+
+def test_intervals_of_rank_correlations_hold_what_they_promise():
+    """Of normal pairs with a correlation of 0.8, 19 of 20 intervals contain the true value."""
+    rng = np.random.default_rng(0)
+    truths = (2 / np.pi * np.arcsin(0.8), 6 / np.pi * np.arcsin(0.4))  # tau, rho
+    for of, variance, truth in ((0, KENDALL, truths[0]), (1, SPEARMAN, truths[1])):
+        inside = 0
+        for _ in range(400):
+            one = rng.normal(size=20)
+            other = 0.8 * one + 0.6 * rng.normal(size=20)
+            found = (stats.kendalltau, stats.spearmanr)[of](one, other).statistic
+            low, high = fisher_interval(found, 20, variance)
+            inside += low <= truth <= high
+        assert 0.9 <= inside / 400 <= 0.99
+    assert fisher_interval(0.5, 4, KENDALL) == (-1.0, 1.0)
+    assert np.isnan(fisher_interval(np.nan, 20, KENDALL)).all()
+
+
+class TestLinearDatamodelingScore:
+    def test_one_where_scores_are_exact_and_none_where_they_are_shuffled(self, record):
+        """One step of all instances and a linear query: sums of scores are the changes."""
+        p = problem("linear", "sgd", count=400, batches=[np.arange(399)], epochs=1)
+        run = record(p)
+        linear = dross.query(lambda params, _: params["weight"].sum() + params["bias"][0])
+        scores = run.influence(linear)
+        found = run.lds(scores)
+        np.testing.assert_allclose(found.actual, found.estimated, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(found.value, 1.0)
+        assert found.interval[0] > 0.999 and len(found.subsets) == 32
+        assert all(len(np.unique(ids)) == 200 and 399 not in ids for ids in found.subsets)
+        order = np.random.default_rng(1).permutation(399)
+        shuffled = replace(scores, values=np.append(scores.values[order], np.nan))
+        nothing = run.lds(shuffled, subsets=100)
+        assert nothing.interval[0] < 0 < nothing.interval[1] and abs(nothing.value) < 0.25
+        assert "100 runs that each lacked 200 random instances" in repr(nothing)
+
+    def test_the_changes_are_those_of_literal_runs(self, record):
+        p = problem("mlp", "momentum", epochs=2)
+        run = record(p)
+        scores = run.influence(query(p))
+        found = run.lds(scores, subsets=6, share=0.2, seed=3)
+        whole = validation_loss(p, literal_run(p))
+        for ids, estimated, actual in zip(found.subsets, found.estimated, found.actual):
+            weights = torch.ones(len(p.X), dtype=torch.float64)
+            weights[ids] = 0
+            literal = validation_loss(p, literal_run(p, weights)) - whole
+            np.testing.assert_allclose(actual, literal, rtol=1e-8)
+            np.testing.assert_allclose(estimated, scores.values[ids].sum())
+        assert found.value == stats.spearmanr(found.estimated, found.actual).statistic
+        found.plot()
+
+    def test_several_queries_and_the_last_epochs(self, record, tmp_path):
+        p = problem("mlp", "sgd", epochs=3)
+        run = record(p)
+        scores = run.influence(dross.losses((p.X_val, p.Y_val)), epochs=1)
+        found = run.lds(scores, subsets=8, share=0.3, folder=tmp_path / "kept")
+        assert found.actual.shape == found.estimated.shape == (9, 8)
+        assert found.value == found.by_query.mean() > 0.8
+        expected = run.counterfactual(found.subsets, epochs=1).changes(scores.query)
+        np.testing.assert_allclose(found.actual, expected, rtol=1e-9, atol=1e-14)
+
+    def test_refusals(self, record):
+        p = problem("mlp", "sgd")
+        run = record(p)
+        scores = run.influence(query(p))
+        for options, sentence in (
+            ({"subsets": 3}, "at least 4 subsets, not 3"),
+            ({"share": 0.0}, "share=0 of 14 instances must leave some out"),
+            ({"share": 1.0}, "and keep some"),
+            ({"share": float("nan")}, "share=nan"),
+        ):
+            with pytest.raises(InvalidInput, match=sentence):
+                run.lds(scores, **options)
+        with pytest.raises(InvalidInput, match="Pass the Scores of this run, not ndarray"):
+            run.lds(scores.values)
 
 
 def test_a_verification_of_nothing_says_so(record):

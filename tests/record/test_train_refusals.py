@@ -201,8 +201,16 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
     options = {"path": tmp_path / "t", "batches": [[0, 1]] * 8, "progress": False}
     run = dross.train(model, (X, Y), "squared_error", optimizer, **options)
-    with pytest.raises(Diverged, match=r"overflowed at step \d"):
+    with pytest.raises(Diverged, match=r"Step \d: the adjoint overflows"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))
+
+
+def test_a_loss_of_another_signature(trained):
+    given = "what the model returns for a batch, and its labels"
+    for loss, takes in ((lambda outputs: outputs, "outputs"), (lambda a, b, c: a, "a, b, c")):
+        sentence = rf"takes \({takes}\), but dross calls loss\(outputs, targets\): {given}"
+        with pytest.raises(InvalidInput, match=sentence):
+            trained(loss=loss)
 
 
 def test_models_without_weights_and_inference_mode_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The device that computes: which one, and its memory, queues and threads."""
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,6 +81,15 @@ def measure_peak(pass_: Callable[[], Result], device: torch.device) -> tuple[Res
     with _LiveBytes() as counted:
         result = pass_()
     return result, counted.peak
+
+
+def measure_seconds(pass_: Callable[[], object], device: torch.device) -> float:
+    """How long a pass takes."""
+    start = time.perf_counter()
+    pass_()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks import check_signature
 from ..errors import InvalidInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -55,6 +56,8 @@ def find_loss(loss: str | Loss) -> tuple[str, Loss]:
         raise InvalidInput(
             f"loss must be a function of (outputs, targets) or one of {names}, not {loss!r}."
         )
+    given = "what the model returns for a batch, and its labels"
+    check_signature(loss, "loss(outputs, targets)", given)
     # the module is left out: the same function is __main__.f in a script and train.f when imported
     return f"function {getattr(loss, '__name__', type(loss).__name__)}", loss
 

@@ -26,7 +26,7 @@ from .._checks import check_folder, check_name
 from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
-from ..engine.device import available_memory
+from ..engine.device import available_memory, measure_seconds
 from ..engine.memory import halve
 from ..engine.norms import statistics_of
 from ..engine.state import GroupCounters, State
@@ -47,6 +47,7 @@ Buffers = dict[str, Tensor]
 Advance = Callable[[int], None]
 
 MAX_MODELS_AT_ONCE = 256
+_MEASURED_MODELS = 16  # side by side, to estimate how long runs take
 _SINGLE_RUNS_IN_A_CHUNK = 16  # where they do not go side by side
 # each piece of a sweep has a replica of its own, and many models at once are faster than few
 _PIECES = 16
@@ -215,6 +216,18 @@ def leave_out(
     return np.concatenate([part["changes"].numpy() for part in results], axis=-1)
 
 
+@dataclass(frozen=True)
+class SweepCost:
+    """What counterfactual runs take in seconds, estimated from one step that was measured."""
+
+    training: float  # of the recorded steps, taken once more
+    each: float  # of one counterfactual run among others
+
+    def seconds(self, count: int) -> float:
+        """Of that many runs and the replica beside them."""
+        return (count + 1) * self.each
+
+
 # --- the runs -------------------------------------------------------------------------------------
 
 
@@ -250,6 +263,40 @@ class CounterfactualRuns:
     def model(self) -> FinalModel | Average:
         """What of each run is wanted: its last state, or an average."""
         return self.recording.model(self.weights, self.steps.stop)
+
+    def measure(self) -> SweepCost:
+        """What runs will take: one step is taken alone, and by several models side by side."""
+        recording = self.recording
+        sizes: list[int] = []
+        first: tuple[Step, list[LazyBatch]] | None = None
+        for _, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
+            sizes.append(len(step.ids))
+            first = (step, batches) if first is None and batches else first
+        if first is None:
+            return SweepCost(0.0, 0.0)
+        step, batches = first
+        work = sum(sizes) / len(step.ids)  # of all steps, in measured ones
+        state = self.start
+        count = 1 + min(_MEASURED_MODELS, self._count_fitting())
+        present = torch.ones(count, len(recording.instances), dtype=torch.bool)
+        present = present.to(recording.device)
+        models = state.map(lambda t: t.expand(count, *t.shape).contiguous())
+
+        def alone() -> None:
+            take_step(recording.executor, recording.optimizer, state, step, batches)
+
+        def together() -> Tensor:
+            return self._step_of_many(models, present, step, batches)[1]
+
+        with recording.executor.training():
+            alone()  # what is run first is slower
+            training = work * measure_seconds(alone, recording.device)
+            try:
+                self._check_replica(models, together(), step, batches)
+                each = work * measure_seconds(together, recording.device) / count
+            except (_NotSideBySide, torch.OutOfMemoryError):
+                each = training
+        return SweepCost(training, each)
 
     def changes(self, query: Query, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """The changes of a query without each group. The models are dropped."""
@@ -353,7 +400,6 @@ class CounterfactualRuns:
         """The models without each group, all in one pass per step. The first is the replica."""
         recording = self.recording
         executor = recording.executor
-        optimizer = recording.optimizer
         cut = self.removal == "data"
         present = torch.from_numpy(self._present(groups)).to(recording.device)
         state = self.start.map(lambda t: t.expand(len(groups), *t.shape).contiguous())
@@ -364,19 +410,32 @@ class CounterfactualRuns:
                 if cut and not checked:
                     self._check_cuts(step, batches)
 
-                def gradients(batch: LazyBatch, buffers: Buffers, state=state, step=step):
-                    w = present[:, batch.ids.to(recording.device)].to(batch.c)  # [K, B]
-                    batch = batch.scaled(step.scale)
-                    with _reasons_of_vmap():
-                        return executor.gradients(state.theta, buffers, batch, w, cut)
-
-                g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
+                after, g = self._step_of_many(state, present, step, batches)
                 checked = checked or self._check_replica(state, g, step, batches)
-                state = advance_state(optimizer, state, step, g, buffers)
+                state = after
                 total = self.model.add_state(total, state, t + 1)
                 advance(len(groups) - 1)
         _check_finite(state)
         return self.model.of_runs(total, state)
+
+    def _step_of_many(
+        self, state: State, present: Tensor, step: Step, batches: Sequence[LazyBatch]
+    ) -> tuple[State, Tensor]:
+        """The states of K models after a step, and their gradients [K, p].
+
+        present: which instances each model has, bool [K, N].
+        """
+        executor = self.recording.executor
+        cut = self.removal == "data"
+
+        def gradients(batch: LazyBatch, buffers: Buffers) -> tuple[Tensor, Buffers]:
+            w = present[:, batch.ids.to(present.device)].to(batch.c)  # [K, B]
+            batch = batch.scaled(step.scale)
+            with _reasons_of_vmap():
+                return executor.gradients(state.theta, buffers, batch, w, cut)
+
+        g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
+        return advance_state(self.recording.optimizer, state, step, g, buffers), g
 
     def _present(self, groups: Sequence[np.ndarray]) -> np.ndarray:
         """bool [K, N]: which instances each run has."""

@@ -10,7 +10,7 @@ saw it, in train mode, before the update. So it costs one forward pass of the da
 the replay of states that the tape does not keep.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from .._progress import progress_bar
+from ..data.batch import LazyBatch
 from ..engine.autodiff import widen
 from ..engine.executor import Executor
 from ..engine.objective import Objective
+from ..engine.state import State
 from ..errors import NotSupported
 from ..replay.recording import Recording
 from ..replay.schedule import StepRange
@@ -48,18 +50,22 @@ def mean_margins(recording: Recording, steps: StepRange, *, progress: bool = Fal
     device = recording.device
     totals = torch.zeros(len(recording.instances), dtype=torch.float64, device=device)
     counts = torch.zeros_like(totals)
+
+    def add_step(state: State, batches: Sequence[LazyBatch]) -> None:
+        buffers = state.buffers
+        for batch in batches:
+            margins, buffers = executor.losses(state.theta, buffers, batch)
+            ids = batch.ids.to(device)
+            totals.index_add_(0, ids, margins.double())
+            counts.index_add_(0, ids, torch.ones_like(margins, dtype=torch.float64))
+
     bar = progress_bar("margins", steps.stop - steps.first, show=progress)
     with recording.executor.training(), bar as advance:
         for block in recording.walk_backward(steps.first, steps.stop, steps.stop):
-            for state, batches in zip(reversed(block.states), reversed(block.batches)):
-                buffers = state.buffers
-                for batch in batches:
-                    margins, buffers = executor.losses(state.theta, buffers, batch)
-                    ids = batch.ids.to(device)
-                    totals.index_add_(0, ids, margins.double())
-                    counts.index_add_(0, ids, torch.ones_like(margins, dtype=torch.float64))
+            for k in reversed(range(len(block.steps))):
+                add_step(block.states[k], block.batches[k])
                 advance(1)
-            del block, state, batches  # before the next block is replayed
+            del block  # before the next one is replayed
     return (totals / counts).cpu().numpy()  # 0 / 0 is nan
 
 

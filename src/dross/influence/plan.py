@@ -1,7 +1,7 @@
 """What a retrace will take: time, memory and disk. One step is measured, the rest is counted."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from .._text import say_bytes, say_count, say_duration
 from ..data.batch import LazyBatch
-from ..engine.device import measure_peak
+from ..engine.device import measure_peak, measure_seconds
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient, take_step
 from ..errors import InvalidInput
@@ -118,8 +118,8 @@ def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePl
     with recording.executor.training():
         (_, g, _), step_bytes = measure_peak(take, device)
         _, reverse_bytes = measure_peak(reverse, device)
-        step_seconds = _measure_seconds(take, device)
-        reverse_seconds = _measure_seconds(reverse, device)
+        step_seconds = measure_seconds(take, device)
+        reverse_seconds = measure_seconds(reverse, device)
     sizes = [len(step.ids) for k in indices for step in recording.tape.read(k).steps]
     work = float(np.mean(sizes)) / max(1, len(step.ids))  # of an average step, in measured ones
     taken_again, repetitions, states_at_once = count_replays(recording, steps)
@@ -192,14 +192,6 @@ def _random_adjoint(state: State, queries: int, held: Sequence[str]) -> Derivati
     generator = torch.Generator().manual_seed(0)
     random = lambda t: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
     return Derivative.zeros(state, queries, held).map(random)
-
-
-def _measure_seconds(action: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    action()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _measure_reading(recording: Recording, indices: list[int]) -> tuple[int, float]:

@@ -16,14 +16,14 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from .._checks import check_number
+from .._checks import check_number, check_signature
 from ..data.dataset import Instances
 from ..engine.autodiff import batched_vjp, refuse_inference_mode, widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
 from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
-from ..errors import Diverged, InvalidInput
+from ..errors import Diverged, DrossError, InvalidInput
 
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
@@ -46,6 +46,8 @@ class Query:
     parts: Callable[[Objective], Iterator[QueryPart]]
     added: bool  # the parts are added up, rather than put one after the other
     data: Any = None  # what it is about, where that is a data set
+    #: parts with one number per instance of the data, to find those that are not finite
+    by_instance: Callable[[Objective], Iterator[QueryPart]] | None = None
 
     def __repr__(self) -> str:
         return f"<query {self.name}>"
@@ -65,7 +67,7 @@ class Query:
         """
         with objective.evaluating(), torch.no_grad():
             values = [
-                self._check_shape(self._run(fn, state.theta, state.buffers)).double()
+                _check_value(self.name, self._run(fn, state.theta, state.buffers)).double()
                 for _, fn in self.parts(objective)
             ]
         return _combine(values, self.added)
@@ -115,9 +117,10 @@ class Query:
 
         Raises:
             InvalidInput: where the query does not fit the model.
-            Diverged: where the query is not finite at this state.
+            Diverged: where the state, the query or its derivative is not finite.
         """
         refuse_inference_mode()
+        _check_state(objective, state)
         # by name: sums round by their order, and a file does not keep the order of its tensors
         floating = {
             name: b
@@ -133,14 +136,17 @@ class Query:
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
                 with torch.enable_grad():
-                    value = self._check_shape(self._run(fn, theta, {**rest, **leaves}))
+                    value = _check_value(self.name, self._run(fn, theta, {**rest, **leaves}))
                     flat = value.reshape(-1)
+                _check_gradient(self.name, value)
                 if not torch.isfinite(value).all():
-                    raise Diverged(f"The query {self.name} is not finite at the trained model.")
+                    raise self._not_finite(objective, state)
                 values.append(torch.tensor(value.tolist(), dtype=torch.float64))
                 eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
                 inputs = [theta, *leaves.values()]
                 row = batched_vjp([flat], inputs, [eye], rows_at_once=len(flat))
+                if not all(bool(torch.isfinite(part).all()) for part in row):
+                    raise self._no_derivative(objective, row)
                 if self.added and rows:  # at once: one part is as large as the parameters
                     row = [total + part for total, part in zip(rows.pop(), row)]
                 rows.append(row)
@@ -152,9 +158,9 @@ class Query:
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:
         try:
             value = fn(*arguments)
-        except (RuntimeError, TypeError, IndexError, KeyError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except (DrossError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, LookupError, AttributeError, ValueError) as error:
             raise InvalidInput(
                 f"The query {self.name} cannot be evaluated on this model: {error}"
             ) from error
@@ -164,13 +170,71 @@ class Query:
             )
         return value
 
-    def _check_shape(self, value: Tensor) -> Tensor:
-        if value.dim() > 1:
-            raise InvalidInput(
-                f"The query {self.name} returned shape {tuple(value.shape)}: a query is a number "
-                "or a vector. Flatten it."
-            )
-        return value
+    def _not_finite(self, objective: Objective, state: State) -> Diverged:
+        """The error for a query without a value. The model itself is finite."""
+        bad: list[int] = []
+        start = 0
+        with torch.no_grad():
+            for size, fn in () if self.by_instance is None else self.by_instance(objective):
+                rows = fn(state.theta, state.buffers).reshape(size, -1)
+                bad += (start + (~torch.isfinite(rows).all(1)).nonzero().flatten()).tolist()
+                start += size
+        where = "Look at its formula."
+        if bad:
+            names = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+            of = "instance" if len(bad) == 1 else "instances"
+            where = f"It is inf or nan for {of} {names} of its data: look at these."
+        return Diverged(
+            f"The query {self.name} is not finite at the recorded model, though the model is. "
+            f"{where}"
+        )
+
+    def _no_derivative(self, objective: Objective, row: list[Tensor]) -> Diverged:
+        """The error for a query with a value and no derivative."""
+        by_name = objective.layout.unflatten(row[0])
+        bad = [name for name, part in by_name.items() if not bool(torch.isfinite(part).all())]
+        to = f" with respect to '{bad[0]}'" if bad else ""
+        return Diverged(
+            f"The query {self.name} has a value at the recorded model, but its derivative{to} is "
+            "not finite. Its formula has no slope there, as sqrt has none at 0: add a small number "
+            "to what is under the root, or leave out what is exactly 0. The recorded run is finite."
+        )
+
+
+def _check_value(name: str, value: Tensor) -> Tensor:
+    """Refuse what is neither a real number nor a vector of them."""
+    if value.dim() > 1:
+        raise InvalidInput(
+            f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a "
+            "vector. Flatten it."
+        )
+    if value.numel() == 0:
+        raise InvalidInput(f"The query {name} returned an empty vector: it needs a number.")
+    if value.is_complex():
+        raise InvalidInput(f"The query {name} returned complex numbers: it must be real.")
+    return value
+
+
+def _check_gradient(name: str, value: Tensor) -> None:
+    """Refuse a value without a derivative."""
+    if not value.requires_grad:
+        raise InvalidInput(
+            f"The query {name} does not depend on the model's parameters: its result does not "
+            "require a gradient. Compute it from `params`, without detach(), item(), argmax or "
+            "torch.no_grad()."
+        )
+
+
+def _check_state(objective: Objective, state: State) -> None:
+    """Refuse a model that is not finite: nothing can be derived there."""
+    if all(bool(torch.isfinite(t).all()) for t in (state.theta, *state.buffers.values())):
+        return
+    named = objective.layout.unflatten(state.theta) | state.buffers
+    bad = [name for name, t in named.items() if not bool(torch.isfinite(t).all())]
+    raise Diverged(
+        f"The recorded model is not finite: '{bad[0]}' has inf or nan, so the training diverged. "
+        "Record it again with a smaller rate, or query an earlier model: step=..."
+    )
 
 
 def as_query(query: Any) -> Query:
@@ -318,7 +382,8 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         A query of as many numbers as fn returns.
 
     Raises:
-        InvalidInput: where fn fails or returns something else, once the query is evaluated.
+        InvalidInput: where fn does not take (params, buffers); and where it fails or returns
+            something else, once the query is evaluated.
     """
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -333,6 +398,9 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
 
         yield 1, ask
 
+    if not callable(fn):
+        raise InvalidInput(f"query takes a function fn(params, buffers), not {fn!r}.")
+    check_signature(fn, "fn(params, buffers)", "two dicts of name -> tensor")
     return Query(getattr(fn, "__name__", "query"), parts, added=False)
 
 
@@ -351,7 +419,10 @@ def mean_over(name: str, data: Any, of_each: OfInstances) -> Query:
 
         yield from read.parts(objective, _CHUNK, share)
 
-    return Query(name, parts, added=True, data=data)
+    def by_instance(objective: Objective) -> Iterator[QueryPart]:
+        return read.parts(objective, _CHUNK, of_each)
+
+    return Query(name, parts, added=True, data=data, by_instance=by_instance)
 
 
 def _each(name: str, data: Any, of_each: OfInstances) -> Query:
@@ -361,7 +432,7 @@ def _each(name: str, data: Any, of_each: OfInstances) -> Query:
     def parts(objective: Objective) -> Iterator[QueryPart]:
         yield from read.parts(objective, _QUERIES_IN_A_PART, of_each)
 
-    return Query(name, parts, added=False, data=data)
+    return Query(name, parts, added=False, data=data, by_instance=parts)
 
 
 class _Source:

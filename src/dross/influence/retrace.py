@@ -23,17 +23,19 @@ from torch import Tensor
 from .._progress import progress_bar
 from ..data.batch import AnyBatch, LazyBatches
 from ..distributed.gather import join_ranks
+from ..engine.autodiff import probe_direction
 from ..engine.executor import Executor
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient, sum_over_batches, take_step, vjp_step
 from ..engine.step_stacks import cut_into_stacks, unstack_steps
+from ..errors import Diverged
 from ..replay.average import MODEL, Average, FinalModel
 from ..replay.recording import Recording
 from ..replay.schedule import choose_steps
 from ..replay.segments import Block
 from .query import Query
 from .scores import Scores
-from .totals import CheckpointFile, ScoreTotals
+from .totals import CheckpointFile, NotFinite, ScoreTotals
 
 
 def retrace(
@@ -87,21 +89,26 @@ def retrace(
     show = progress and ranks.rank == 0
     bar = progress_bar("retracing", position - steps.first, show=show)
 
-    with recording.executor.training(), bar as advance:
-        for block in recording.walk_backward(steps.first, steps.stop, position):  # t = T-1 ... 0
-            adjoint = _drop_vanished_buffers(adjoint)
-            terms: list[Tensor] = []
-            for part in reversed(_parts(recording, block, model)):  # a step, or several alike
-                adjoint = model.enter(adjoint, block.first + part.stop)
-                adjoint, part_terms = reverse_steps(recording, block, part, adjoint, hessian)
-                terms += part_terms
-                advance(part.stop - part.start)
-            totals.subtract(block, terms, adjoint)  # score_j -= d query / d w_j
-            del block, terms  # before the next block is replayed
+    try:
+        with recording.executor.training(), bar as advance:
+            # t = T-1 ... 0
+            for block in recording.walk_backward(steps.first, steps.stop, position):
+                adjoint = _drop_vanished_buffers(adjoint)
+                terms: list[Tensor] = []
+                for part in reversed(_parts(recording, block, model)):  # a step, or several alike
+                    adjoint = model.enter(adjoint, block.first + part.stop)
+                    adjoint, part_terms = reverse_steps(recording, block, part, adjoint, hessian)
+                    terms += part_terms
+                    advance(part.stop - part.start)
+                totals.subtract(block, terms, adjoint)  # score_j -= d query / d w_j
+                del block, terms  # before the next block is replayed
+        by_epoch = totals.finish()
+    except NotFinite as found:
+        raise _explain(recording, found.step, steps.stop, hessian) from None
 
     growth = ranks.lengths(adjoint.theta) / length.clamp_min(torch.finfo(length.dtype).tiny)
     return Scores.of_query(
-        totals.finish(),
+        by_epoch,
         query,
         value,
         weights=weights,
@@ -122,6 +129,59 @@ def _drop_vanished_buffers(adjoint: Derivative) -> Derivative:
     floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())
     return adjoint if alive else replace(adjoint, buffers={})
+
+
+# --- what is not finite ---------------------------------------------------------------------------
+
+
+def _explain(recording: Recording, t: int, stop: int, hessian: bool) -> Diverged:
+    """Why a retrace from step `stop` came upon inf or nan at step t.
+
+    The adjoint that it got there comes from the step after. Both are looked at again.
+    """
+    if recording.reducer.size == 1:  # several ranks would have to look at them together
+        for k in range(min(t + 1, stop - 1), t - 1, -1):
+            state = recording.state_at(k)
+            ((_, step, batches),) = recording.recorded_steps(k, k + 1)
+            with recording.executor.training():
+                cause = _cause_in_step(recording, state, step, batches, hessian)
+            if cause is not None:
+                return Diverged(f"Step {k}: {cause}", step=k)
+    return Diverged(
+        f"Step {t}: the adjoint overflows: going back, each step multiplies it, and in this run it "
+        "grows without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or use "
+        "float64.",
+        step=t,
+    )
+
+
+def _cause_in_step(
+    recording: Recording, state: State, step: Step, batches: Sequence[AnyBatch], hessian: bool
+) -> str | None:
+    """What of a step is not finite; None where all of it is, for an adjoint of length 1."""
+    if not bool(torch.isfinite(state.theta).all()):
+        return "the recorded parameters before it are not finite. Record the run again."
+    executor = recording.executor
+    buffers = state.buffers
+    for micro, batch in zip(step.micros, batches):
+        losses, buffers = executor.losses(state.theta, buffers, batch)
+        bad = micro.ids[(~torch.isfinite(losses)).cpu().numpy()]
+        if len(bad):
+            return f"the loss of instance {bad[0]} is not finite. Look at its inputs and its label."
+    unit = Derivative.zeros(state, 1, recording.objective.held)
+    unit = replace(unit, theta=probe_direction(state.theta))
+    before, terms = reverse_step(recording, step, batches, state, None, unit, hessian)
+    if not bool(torch.isfinite(terms).all()):
+        bad = step.ids[(~torch.isfinite(terms).all(0)).cpu().numpy()]
+        return f"the gradient of the loss of instance {bad[0]} is not finite. Look at its inputs."
+    if not all(bool(torch.isfinite(t).all()) for t in before.tensors().values()):
+        return (
+            "the second derivatives of the loss are not finite, though the loss and its gradient "
+            "are. A formula of the model or of the loss has none there, as x.norm() at 0 or "
+            "abs(x)**1.5 at 0: add a small number to x. Scores that need first derivatives alone: "
+            "dross.estimators.WithoutHessian()."
+        )
+    return None
 
 
 # --- reverse steps --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .._checks import check_folder
-from .._progress import report
+from .._progress import announce, report
 from .._text import named_values
 from ..data.batch import Augment
 from ..engine.objective import Penalty
@@ -20,14 +20,32 @@ from ..replay.recording import Recording
 from ..replay.schedule import choose_steps
 from ..tape.reader import describe_tape
 from ..tape.storage import is_url
-from .counterfactual import Counterfactual, Removal, SweepOptions, counterfactual, leave_one_out
+from .counterfactual import (
+    Counterfactual,
+    CounterfactualRuns,
+    Removal,
+    SweepOptions,
+    counterfactual,
+    leave_one_out,
+    leave_out,
+)
 from .forward import ParameterInfluence, parameter_influence
 from .margins import mean_margins
 from .plan import RetracePlan, make_plan
 from .query import Query, as_query
 from .retrace import retrace
 from .scores import Scores
-from .verify import Verification, check_scores, choose, compare
+from .verify import (
+    LinearDatamodelingScore,
+    Verification,
+    affordable_count,
+    check_scores,
+    choose,
+    compare,
+    compare_subsets,
+    describe_cost,
+    draw_subsets,
+)
 
 
 @dataclass(frozen=True)
@@ -306,15 +324,27 @@ class Run:
             weights,
         )
 
-    def verify(self, scores: Scores, instances: Any = None, n: int = 64) -> Verification:
+    def verify(
+        self,
+        scores: Scores,
+        instances: Any = None,
+        n: int | None = None,
+        *,
+        n_jobs: int | None = None,
+        folder: str | os.PathLike | None = None,
+    ) -> Verification:
         """Check scores against real counterfactual runs.
 
             print(run.verify(scores).sentence)
 
+        How long that takes is measured on one step, and said before it begins.
+
         Arguments:
             scores: of this run. Those of a file were loaded with their query.
             instances: the ids to check [K]; by default the extremes and a random sample.
-            n: how many, where `instances` are not given.
+            n: how many, where `instances` are not given: by default 64, or as many as take about
+                five times as long as the training, or 20 seconds, and at least six.
+            n_jobs, folder: as for `counterfactual`.
 
         Returns:
             Estimated and actual changes [K], or [Q, K], and how well they agree.
@@ -322,18 +352,71 @@ class Run:
         Raises:
             InvalidInput: where the scores are of another query or another run.
         """
+        runs = self._runs_of(scores)
+        cost = runs.measure()
+        if instances is None:
+            ids = choose(scores, affordable_count(cost) if n is None else n)
+        else:
+            ids = self._ids(instances)
+        announce(describe_cost(cost, len(ids), "without one instance"), show=self.progress)
+        options = SweepOptions(self.progress, n_jobs, folder)
+        asked = (scores.query, ids, runs.steps, runs.removal, options, runs.weights)
+        actual = leave_one_out(self.recording, *asked)
+        return compare(ids, scores.values[..., ids], actual)
+
+    def lds(
+        self,
+        scores: Scores,
+        subsets: int = 32,
+        *,
+        share: float = 0.5,
+        seed: int = 0,
+        n_jobs: int | None = None,
+        folder: str | os.PathLike | None = None,
+    ) -> LinearDatamodelingScore:
+        """The linear datamodeling score: how well sums of scores rank random subsets.
+
+            print(run.lds(scores, subsets=100))
+
+        The run is trained again without each of several random subsets, and Spearman's correlation
+        of the true changes of the query with the sums of scores is taken over the subsets (S. M.
+        Park et al., "TRAK: Attributing Model Behavior at Scale", ICML 2023). `verify` leaves out
+        single instances instead. How long it takes is measured on one step, and said before it
+        begins.
+
+        Arguments:
+            scores: of this run, by `influence` or by an estimator. Those of a file were loaded with
+                their query.
+            subsets: how many.
+            share: of the instances that were used, in each subset that is left out.
+            seed: of the subsets.
+            n_jobs, folder: as for `counterfactual`.
+
+        Returns:
+            The correlation with its 95 % interval, and the changes that it is made of.
+
+        Raises:
+            InvalidInput: where the scores are of another query or another run.
+            Diverged: where a run without its subset diverges.
+        """
+        runs = self._runs_of(scores)
+        used = np.flatnonzero(~np.isnan(np.atleast_2d(scores.values)).any(0))
+        groups = draw_subsets(used, subsets, share, seed)
+        left_out = f"without {len(groups[0]):,} random instances"
+        announce(describe_cost(runs.measure(), subsets, left_out), show=self.progress)
+        options = SweepOptions(self.progress, n_jobs, folder)
+        asked = (scores.query, groups, runs.steps, runs.removal, options, runs.weights)
+        actual = leave_out(self.recording, *asked)
+        return compare_subsets(scores, groups, actual)
+
+    def _runs_of(self, scores: Scores) -> CounterfactualRuns:
+        """The counterfactual runs that scores of this run are an estimate of."""
         ask = lambda query: self.evaluate(query, step=scores.step, weights=scores.weights)
         check_scores(scores, len(self), ask)
-        ids = choose(scores, n) if instances is None else self._ids(instances)
         newest = choose_steps(self.recording.tape, step=scores.step).newest
-        actual = self.leave_one_out(
-            scores.query,
-            ids,
-            epochs=newest - scores.first_epoch + 1,
-            step=scores.step,
-            weights=scores.weights,
-        )
-        return compare(ids, scores.values[..., ids], actual)
+        epochs = newest - scores.first_epoch + 1
+        steps = choose_steps(self.recording.tape, epochs=epochs, step=scores.step)
+        return CounterfactualRuns(self.recording, steps, "loss", weights=scores.weights)
 
     def _ids(self, instances: Any) -> np.ndarray:
         ids = self.recording.instances.check_ids(instances)

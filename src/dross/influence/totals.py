@@ -27,7 +27,7 @@ from ..distributed.ranks import Reducer
 from ..engine.device import HostCopy
 from ..engine.state import Derivative
 from ..engine.step import Step
-from ..errors import CorruptFile, Diverged
+from ..errors import CorruptFile
 from ..replay.recording import Recording
 from ..replay.schedule import StepRange
 from ..replay.segments import Block
@@ -107,6 +107,14 @@ class CheckpointFile:
         """Remove the file once the scores are finished, and temporary ones that a kill left."""
         for path in [self.path, *self.path.parent.glob(f".{self.path.name}.*")]:
             path.unlink(missing_ok=True)
+
+
+class NotFinite(Exception):
+    """The terms of a step, or the adjoint before it, became inf or nan."""
+
+    def __init__(self, step: int):
+        super().__init__(step)
+        self.step = step
 
 
 class ScoreTotals:
@@ -200,7 +208,7 @@ class _Terms:
         by_step = arrived["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
         if not bool(torch.isfinite(arrived["terms"]).all()):
             pairs = zip(self.numbered, by_step)
-            raise _not_finite(next(t for (t, _), x in pairs if not bool(torch.isfinite(x).all())))
+            raise NotFinite(next(t for (t, _), x in pairs if not bool(torch.isfinite(x).all())))
         for epoch, part in groupby(zip(self.numbered, by_step), lambda item: item[0][1].epoch):
             numbered, terms = zip(*part)
             ids = torch.from_numpy(np.concatenate([step.ids for _, step in numbered]))
@@ -209,13 +217,4 @@ class _Terms:
             of_epoch[:, ids] = torch.where(so_far.isnan(), 0.0, so_far)  # they are used
             of_epoch.index_add_(1, ids, torch.cat(terms, dim=1), alpha=-1)
         if not bool(arrived["finite"]):
-            raise _not_finite(self.numbered[-1][0])
-
-
-def _not_finite(t: int) -> Diverged:
-    return Diverged(
-        f"The adjoint overflowed at step {t}: going back, each step multiplies it, and in this run "
-        "it grows without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
-        "or use float64.",
-        step=t,
-    )
+            raise NotFinite(self.numbered[-1][0])
