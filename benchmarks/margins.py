@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    print("| network | flipped | epochs | margins | scores | training loss | seconds |")
+    print("| network | flipped to | epochs | margins | training loss | scores | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for network in ("mlp", "cnn"):
         for noise in ("random", "next class"):
@@ -92,7 +92,7 @@ def main() -> None:
                     for seed in range(given.seeds)
                 ]
                 mean = {name: np.mean([row[name] for row in rows]) for name in rows[0]}
-                areas = [f"{mean[n]:.3f}" for n in ("margins", "scores", "training loss")]
+                areas = [f"{mean[n]:.3f}" for n in ("margins", "training loss", "scores")]
                 parts = ("training", "margins", "scores")
                 seconds = ", ".join(f"{name} {mean[f'{name}, s']:.1f}" for name in parts)
                 print("|", " | ".join([network, noise, str(epochs), *areas, seconds]), "|")

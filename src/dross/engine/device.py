@@ -17,6 +17,9 @@ from ..errors import InvalidInput, first_line
 
 Result = TypeVar("Result")
 
+_FEWEST_PASSES = 3  # that are timed,
+_MEASURED_SECONDS = 0.1  # or as many as take so long
+
 
 def find_device(device: str | torch.device, otherwise: str) -> torch.device:
     """The device of this name, after a check that it can hold a tensor.
@@ -90,6 +93,14 @@ def measure_seconds(pass_: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
+
+
+def mean_seconds(pass_: Callable[[], object], device: torch.device) -> float:
+    """How long a pass takes on average: on a busy machine one of them alone says little."""
+    seconds: list[float] = []
+    while len(seconds) < _FEWEST_PASSES or sum(seconds) < _MEASURED_SECONDS:
+        seconds.append(measure_seconds(pass_, device))
+    return sum(seconds) / len(seconds)
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -26,7 +26,7 @@ from .._checks import check_folder, check_name
 from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
-from ..engine.device import available_memory, measure_seconds
+from ..engine.device import available_memory, mean_seconds
 from ..engine.memory import halve
 from ..engine.norms import statistics_of
 from ..engine.state import GroupCounters, State
@@ -47,7 +47,7 @@ Buffers = dict[str, Tensor]
 Advance = Callable[[int], None]
 
 MAX_MODELS_AT_ONCE = 256
-_MEASURED_MODELS = 16  # side by side, to estimate how long runs take
+_MEASURED_MODELS = 32  # side by side, to estimate how long runs take
 _SINGLE_RUNS_IN_A_CHUNK = 16  # where they do not go side by side
 # each piece of a sweep has a replica of its own, and many models at once are faster than few
 _PIECES = 16
@@ -290,10 +290,10 @@ class CounterfactualRuns:
 
         with recording.executor.training():
             alone()  # what is run first is slower
-            training = work * measure_seconds(alone, recording.device)
+            training = work * mean_seconds(alone, recording.device)
             try:
                 self._check_replica(models, together(), step, batches)
-                each = work * measure_seconds(together, recording.device) / count
+                each = work * mean_seconds(together, recording.device) / count
             except (_NotSideBySide, torch.OutOfMemoryError):
                 each = training
         return SweepCost(training, each)
