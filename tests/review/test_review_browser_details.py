@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from PIL import Image
@@ -159,3 +160,29 @@ def test_rows_of_a_list_that_is_flung_are_filled_in_when_it_slows_down(browser, 
         assert page.evaluate(fling) > 2000
         wait_until(page, "!document.querySelector('.item.loading')")
         assert page.locator(".item .effect").count() >= 10
+
+
+HOSTILE_IMAGES = {
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg" onload="window.broken=1"><script>'
+    b"window.broken=1</script></svg>",
+    "html": b"<!doctype html><script>window.broken=1</script>",
+    "both": b"\x89PNG\r\n\x1a\n<script>window.broken=1</script>",
+    "script": b"window.broken=1",
+}
+
+
+def test_images_that_are_something_else_run_nothing(browser, tmp_path):
+    """A project that somebody sent, with markup in place of its images."""
+    project = make_project(tmp_path / "p", "images", 30)
+    for path, raw in zip((project.folder / "images").iterdir(), cycle(HOSTILE_IMAGES.values())):
+        path.write_bytes(raw)
+    with serve_in_thread(project) as server:
+        with visit(browser, server, "&tab=all") as page:
+            assert page.evaluate("window.broken") is None
+        tab = browser.new_page()
+        tab.goto(server.address)
+        for id in range(len(HOSTILE_IMAGES)):  # as by "open image in a new tab"
+            tab.goto(f"{server.origin}/image/train/{id}")
+            assert tab.evaluate("window.broken") is None
+            assert tab.evaluate("document.contentType") == "image/png"
+        tab.close()

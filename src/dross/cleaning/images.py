@@ -268,13 +268,16 @@ class ImageEncoder:
     def __init__(self, content: Frame, root: Path):
         self.root = root
         inspected = content["path"].iloc[:: max(1, len(content) // _INSPECTED)]
-        sample = [_open_again(root / name) for name in inspected]
-        self.grey = all((image == image[..., :1]).all() for image in sample)
-        same_size = len({image.shape for image in sample}) == 1
-        self.shortest_side = min(min(image.shape[:2]) for image in sample)
-        height, width = sample[0].shape[:2]
+        self.grey = True
+        sizes = set()
+        for name in inspected:  # one at a time: 200 photographs do not fit into memory
+            image = _open_again(root / name)
+            self.grey = self.grey and bool((image == image[..., :1]).all())
+            sizes.add(image.shape[:2])
+        self.shortest_side = min(map(min, sizes))
+        height, width = max(sizes)
         fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
-        self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
+        self.size = (height, width) if len(sizes) == 1 and fits else (_RESIZED, _RESIZED)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _MEASURED)])
         if torch.equal(pixels, pixels[:1].expand_as(pixels)):
             raise InvalidInput(
