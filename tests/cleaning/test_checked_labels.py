@@ -77,7 +77,7 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     assert hurt and wrong not in hurt and max(hurt) > 80  # ids are those of the whole part
     assert project.decisions.current() == {4: ("remove", None)}
     assert project.decisions.current("validation") == decided
-    assert "Everything is there already" in again()[1]
+    assert "There is nothing left to do" in again()[1]
     project.decisions.undo()
     taken_back, _ = again()
     pandas.testing.assert_frame_equal(taken_back.table, before)
@@ -228,7 +228,7 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     assert copy["tree"][list(kept).index(confirmed)] == y[confirmed]
     said.clear()
     again()
-    assert "Everything is there already" in said[-1]
+    assert "There is nothing left to do" in said[-1]
     found.decisions.undo()
     assert again().info.checked_labels.checked == 0
 

@@ -32,7 +32,7 @@ def clean_again(folder, *more):
 
 def test_the_result_of_clean_is_one_json_object(little):
     said = clean_again(little, "--json")
-    assert said.exit_code == 0 and "Everything is there already" in said.stderr
+    assert said.exit_code == 0 and "There is nothing left to do" in said.stderr
     found, project = json.loads(said.stdout), dross.Project.open(little)
     assert found["folder"] == str(project.folder) and found["dross"] == dross.__version__
     assert found["classes"] == project.classes and found["counts"] == project.info.counts

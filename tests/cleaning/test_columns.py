@@ -1,4 +1,4 @@
-"""What the columns of a table are taken for."""
+"""The kinds of columns, and of labels."""
 
 import numpy as np
 import pandas
@@ -58,3 +58,20 @@ def test_classes_that_differ_only_in_case_are_named(tmp_path):
     notes = prepare(Request(str(tmp_path / "t.csv"), "y")).notes
     alike = "Classes whose names differ only in upper and lower case: 'HIGH' and 'high', 'Low' and 'low'."
     assert alike in notes
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (["yes", "no"], None),
+        ([0, 1], "The 2 different numbers of 'y' are treated as classes; `task='regression'` "),
+        (np.arange(100) ** 2 / 7, "'y' is predicted as a number; `task='classification'` "),
+    ],
+)
+def test_a_task_that_is_guessed_from_numbers_is_noted(tmp_path, labels, note):
+    frame = pandas.DataFrame({"x": np.arange(100) % 7, "y": np.resize(labels, 100)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    guesses = [
+        each for each in prepare(Request(str(tmp_path / "t.csv"), "y")).notes if "task=" in each
+    ]
+    assert guesses == ([] if note is None else [f"{note}changes this."])

@@ -26,7 +26,9 @@ def test_the_announced_disk_is_within_a_factor_of_1_5(tmp_path, options):
     out = tmp_path / "run"
     table = _table(900, 8)
     dross.clean(table, "kind", out=out, say=said.append, progress=False, check=2, **options)
-    [amount, unit] = re.findall(r"Expected from here: .* and ([\d.]+) (KB|MB)", "\n".join(said))[0]
+    [amount, unit] = re.findall(
+        r"Remaining: about .*, and ([\d.]+) (KB|MB) on disk", "\n".join(said)
+    )[0]
     announced = float(amount) * _BYTES[unit]
     taken = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     assert taken / 1.5 <= announced <= taken * 1.5

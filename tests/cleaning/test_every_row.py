@@ -143,7 +143,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     folder, _, said = _made
     project = one[0]
     (line,) = [line for line in said if line.startswith("Labels: ")]
-    assert line.startswith("Labels: annotated. Somebody judged each instance")
+    assert line.startswith("Labels: annotated. People assigned them")
     assert (
         project.info.training.labels == "annotated" and project.info.options.labels == "annotated"
     )
@@ -153,7 +153,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     out = project.folder.parent / "other"
     printed = CliRunner().invoke(cli.app, [*words, str(out)], catch_exceptions=False)
     assert printed.exit_code == 0
-    assumed = "Labels: observed (assumed; --labels annotated changes this). They are what"
+    assumed = "Labels: observed (assumed; --labels annotated changes this). They record what"
     assert assumed in " ".join(printed.output.split())
     info = dross.Project.open(out).info
     assert info.training.labels == "observed" and info.options.labels is None

@@ -67,7 +67,7 @@ def people(tmp_path, monkeypatch):
 
 def test_the_commands(people):
     said, run = people
-    assert said.exit_code == 0 and "Expected from here: about" in said.output
+    assert said.exit_code == 0 and "Remaining: about" in said.output
     assert "dross review runs/people" in said.output
     assert "'size2' is ignored: always '1.0'" in said.output
     assert "Categories: colour" in said.output

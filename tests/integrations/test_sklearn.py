@@ -202,11 +202,11 @@ def test_a_folder_of_ones_own_is_kept_and_its_decisions_are_followed(folder, tmp
 
 def test_too_few_rows_are_learned_as_they_are_with_a_warning():
     x, y, _ = made(60)
-    with pytest.warns(DrossWarning, match="The 60 rows are too few to clean"):
+    with pytest.warns(DrossWarning, match="60 rows are too few to clean"):
         model = quick().fit(x, y)
     assert model.plan_ is None and np.isnan(model.scores_).all() and model.relabelled_ == {}
     assert (model.predict(x) == LogisticRegression(max_iter=1000).fit(x, y).predict(x)).all()
-    with pytest.warns(DrossWarning, match="It cleans at least 40 rows"):
+    with pytest.warns(DrossWarning, match="Cleaning needs at least 40 rows"):
         quick(min_rows=10).fit(x[:30], y[:30])
 
 
@@ -222,9 +222,9 @@ def test_bad_parameters_are_refused_before_anything_is_cleaned():
     for model, sentence in refused:
         with pytest.raises(InvalidInput, match=sentence):
             model.fit(x, y)
-    with pytest.raises(InvalidInput, match="takes no sample_weight"):
+    with pytest.raises(InvalidInput, match="does not accept sample_weight"):
         quick(KNeighborsClassifier()).fit(x, y, sample_weight=np.ones(len(x)))
-    with pytest.raises(InvalidInput, match="one label for each row"):
+    with pytest.raises(InvalidInput, match="one label per row"):
         CleaningRegressor().fit(x, np.zeros((len(x), 2)))
     with pytest.raises(ValueError, match="NaN"):  # the estimator's own words, at once
         quick().fit(np.where(x > 3, np.nan, x), y)

@@ -92,7 +92,7 @@ def examine(
     recipe = searched.recipe
     trusted = job.options.validation_is_clean
     rows = make_rows(job.prepared, checked, copies, trusted=trusted)
-    job.say(f"Examining {len(rows):,} labels with models that were not trained on them ...")
+    job.say(f"Examining {len(rows):,} labels by models that were not trained on them ...")
     stages.begin("labels")
     started = time.monotonic()
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
@@ -228,7 +228,7 @@ def _score(
     job: Job, recipe: Recipe, parts: list[RunPart], scale: float
 ) -> tuple[Recipe, list[Run], InstanceScores]:
     """Train and score; where that diverges, once more at a lower rate."""
-    job.say(f"Training {say_count(len(parts), 'run')} and retracing each ...")
+    job.say(f"Recording and retracing {say_count(len(parts), 'training run')} ...")
 
     def score_with(recipe: Recipe) -> tuple[Recipe, list[Run], InstanceScores]:
         runs, scored = score(
@@ -245,7 +245,7 @@ def _score(
     try:
         return score_with(recipe)
     except Diverged:
-        job.say(f"At learning rate {recipe.rate:g} training diverges; trying {recipe.rate / 3:g}.")
+        job.say(f"Training diverges at learning rate {recipe.rate:g}. Trying {recipe.rate / 3:g}.")
     delete_written(job.folder, "runs")
     try:
         return score_with(lower_rate(job, recipe))
@@ -269,7 +269,7 @@ def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> Retrai
     )
     job.say(
         f"Checked {len(check.verification.instances)} scores by retraining without each instance: "
-        f"Kendall's tau between estimate and truth is {check.verification.tau:.2f}."
+        f"Kendall's tau between estimated and true changes is {check.verification.tau:.2f}."
     )
     return check
 

@@ -97,4 +97,4 @@ def describe_cost(job: Job, searched: SearchResult, examined: float, *, plans: b
     if job.prepared.root is not None:
         tables += _BYTES_PER_IMAGE * job.count
     size = job.options.repeats * (state * kept + batches) + tables
-    return f"Expected from here: about {say_duration(seconds)} and {say_bytes(size)}."
+    return f"Remaining: about {say_duration(seconds)}, and {say_bytes(size)} on disk."

@@ -151,7 +151,7 @@ def clean(
     """
     if data is None:
         raise InvalidInput(
-            "Pass the data: the name of a file or a folder, or a frame or an array with its labels."
+            "Pass the data: a path to a file or a folder, or a DataFrame or an array with its labels."
         )
     options = Options(
         model=model,
@@ -216,7 +216,7 @@ def clean(
             checked = read_checked(folder, prepared)
             outdated = discard_outdated_results(folder, checked)
             if finished is not None and not outdated:
-                say(f"Everything is there already, in {folder}.")
+                say(f"There is nothing left to do: the results are already in {folder}.")
                 return finished
             if checked:
                 say(checked.describe())
@@ -233,8 +233,8 @@ def _request_files(
     for name, value in {"label": label, **parts}.items():
         if is_in_memory(value):
             raise InvalidInput(
-                f"{name} has the type {type(value).__name__}, but the data are the name of a "
-                "file. Give both as files and columns, or both as data: dross.clean(X, y)."
+                f"{name} is a {type(value).__name__}, but the data are a path. Pass paths and names "
+                "of columns, or pass the data themselves: dross.clean(X, y)."
             )
     paths = {part: absolute(path) for part, path in parts.items() if path is not None}
     return Request(absolute(data), label, **paths, **reading)
@@ -296,7 +296,7 @@ def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
     job, searched = find_recipe(job)
     stages.begin("copies")
     if len(job.prepared.source) > MOST_COMPARED:
-        job.say(f"With more than {MOST_COMPARED:,} rows, only exact copies are looked for.")
+        job.say(f"With more than {MOST_COMPARED:,} rows, dross looks for exact duplicates only.")
     copies, counts = find_copies(job.prepared, progress=job.progress)
     outcome = examine(job, searched, copies, checked, stages)
     stages.begin("writing")
@@ -306,9 +306,9 @@ def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
 
 def _describe_data(prepared: PreparedData, say: Say) -> None:
     source = prepared.source
-    what = f"the number '{source.label}'"
+    what = f"predicting the number '{source.label}'"
     if source.classes:
-        what = f"{len(source.classes)} classes of '{source.label}'"
+        what = f"predicting '{source.label}' ({len(source.classes)} classes)"
     sizes = {part: len(ids) for part, ids in prepared.parts.items()}
     others = "".join(f", {sizes[part]:,} for {part}" for part in PARTS[1:] if sizes[part])
     say(f"{sizes['train']:,} instances ({source.modality.name}), {what}{others}.")
@@ -322,12 +322,12 @@ def _describe_labels(job: Job) -> str:
     how = "" if job.options.labels else f" (assumed; `labels={other!r}` changes this)"
     if job.labels == "annotated":
         return (
-            f"Labels: annotated{how}. Somebody judged each instance, and careful people would "
-            "nearly always agree: a label that models find unlikely is probably wrong."
+            f"Labels: annotated{how}. People assigned them, and careful people would nearly always "
+            "agree: a label that models find unlikely is probably wrong."
         )
     return (
-        f"Labels: observed{how}. They are what happened, and equal instances can differ: an "
-        "unlikely label is changed only on strong evidence."
+        f"Labels: observed{how}. They record what happened, and equal instances can have different "
+        "labels: an unlikely label is changed only on strong evidence."
     )
 
 

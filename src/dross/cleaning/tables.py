@@ -452,7 +452,7 @@ def _check_labels(column: Series, name: str, task: str) -> None:
 
 
 def _parse_labels(column: Series, name: str, task: str | None, notes: list[str]) -> np.ndarray:
-    """Labels as [N] of str for classes, float64 for numbers; an inferred task is noted."""
+    """Labels as [N] of str for classes, float64 for numbers; a task that is guessed is noted."""
     numbers = parse_numbers(column)
     all_numbers = bool(numbers.notna().all())
     if task is None:
@@ -460,9 +460,15 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         most = _MAX_WHOLE_NUMBER_CLASSES if whole else _MAX_CLASSES
         count = column.nunique()
         task = REGRESSION.name if all_numbers and count > most else CLASSIFICATION.name
-        classes = f"{count} classes"
-        meaning = "a number to be predicted (regression)" if task == REGRESSION.name else classes
-        notes.append(f"'{name}' is taken for {meaning}; `task` changes this.")
+        if task == REGRESSION.name:
+            notes.append(
+                f"'{name}' is predicted as a number; `task='classification'` changes this."
+            )
+        elif all_numbers:
+            notes.append(
+                f"The {count} different numbers of '{name}' are treated as classes; "
+                "`task='regression'` changes this."
+            )
         _check_labels(column, name, task)
     check_name("task", task, (CLASSIFICATION.name, REGRESSION.name))
     if task == CLASSIFICATION.name:

@@ -43,8 +43,8 @@ class TextEncoder:
             self.vectorizer.fit(content["text"].fillna(""))
         except ValueError:
             raise InvalidInput(
-                "The texts have no word that occurs twice: there is nothing to learn from. "
-                "Is it the right column?"
+                "No word occurs in two of the texts, so there is nothing to learn from. Check that "
+                "this is the right column."
             ) from None
         self.words = self.vectorizer.get_feature_names_out()
 

@@ -122,8 +122,8 @@ class _Cleaning(ABC):
             self._clean(X, labels)
         else:
             warnings.warn(
-                f"The {len(y):,} rows are too few to clean, so {type(self).__name__} has learned "
-                f"all of them as they are. It cleans at least {fewest} rows (min_rows).",
+                f"{len(y):,} rows are too few to clean, so {type(self).__name__} was fitted on all of "
+                f"them unchanged. Cleaning needs at least {fewest} rows (min_rows).",
                 DrossWarning,
                 stacklevel=2,
             )
@@ -149,7 +149,7 @@ class _Cleaning(ABC):
         if weights is not None:
             if not has_fit_parameter(estimator, "sample_weight"):
                 raise InvalidInput(
-                    f"{type(estimator).__name__} takes no sample_weight. Leave it out."
+                    f"{type(estimator).__name__} does not accept sample_weight. Leave it out."
                 )
             options["sample_weight"] = weights if rows is None else _safe_indexing(weights, rows)
         if rows is not None:
@@ -349,7 +349,9 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         column = _check_column(y)
         unknown = sorted(set(column.tolist()) - set(self.classes_.tolist()))
         if unknown:
-            raise InvalidInput(f"The validation labels have the class {unknown[0]!r}; y does not.")
+            raise InvalidInput(
+                f"The validation labels contain the class {unknown[0]!r}, which y does not have."
+            )
         return self._names[np.searchsorted(self.classes_, column)]
 
     def _read(self, label: str) -> Any:
@@ -378,8 +380,8 @@ def _check_column(y: Any) -> np.ndarray:
     array = np.asarray(y)
     if array.ndim > 1 and array.shape[1] != 1:
         raise InvalidInput(
-            f"y has the shape {array.shape}, and dross cleans one label for each row. Wrap it: "
-            "MultiOutputClassifier or MultiOutputRegressor takes one Cleaning... per column."
+            f"y has the shape {array.shape}, but dross cleans one label per row. To clean several, "
+            f"wrap this estimator in MultiOutputClassifier or MultiOutputRegressor."
         )
     return column_or_1d(array, warn=True)
 
