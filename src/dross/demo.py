@@ -94,6 +94,7 @@ def run_demo(
     project = clean(
         folders["train"],
         model="mlp",
+        labels="annotated",
         out=folder,
         progress=progress,
         say=say,

@@ -154,6 +154,12 @@ def test_nested_values_are_refused(tmp_path):
         prepare(Request(str(path), None))
 
 
+def test_names_of_columns_may_be_numbers_where_files_have_names(tmp_path):
+    path = write(tmp_path / "t.feather", ROWS.rename(columns={"size": "2019"}))
+    with pytest.raises(InvalidInput, match=r"no column named 'knd' in .*Did you mean 'kind'"):
+        prepare(Request(str(path), "knd"))
+
+
 # --- Arrow, compressed files ----------------------------------------------------------------------
 
 
@@ -165,6 +171,20 @@ def test_a_stream_of_arrow_stays_one(tmp_path):
     raw, _ = copied(path, ".arrow", RowEdits({2}))
     copy = arrow.ipc.open_stream(raw).read_all()
     assert copy.equals(table.slice(1)) and copy.schema.metadata == table.schema.metadata
+
+
+def test_a_damaged_arrow_file_is_refused(tmp_path):
+    path = tmp_path / "t.arrow"
+    names = arrow.array(["cat", "dog"] * 20)
+    buffers = names.buffers()
+    offsets = np.frombuffer(buffers[1], dtype=np.int32).copy()
+    offsets[5] = 2**30
+    damaged = [None, arrow.py_buffer(offsets), buffers[2]]
+    wrong = arrow.Array.from_buffers(names.type, len(names), damaged)
+    with arrow.ipc.new_stream(path, arrow.schema({"kind": names.type})) as stream:
+        stream.write_batch(arrow.record_batch([wrong], ["kind"]))
+    with pytest.raises(InvalidInput, match="cannot be read as an Arrow file"):
+        prepare(Request(str(path), "kind"))
 
 
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.bz2", "t.tsv.xz"])

@@ -113,6 +113,7 @@ ODD = {  # name of the file: its content, further options, what is said
     "d.csv": (REVIEWS, "--label review", "90 different texts, which are no classes."),
     "e.csv": (PEOPLE.partition("\n")[2], "--label income", "seems to have no header"),
     "f.csv": ("0.5,a\n" + "1.5,a\n2.5,b\n" * 40, "--label a", "its first row is 0.5, a."),
+    "J.csv": ("0.5,2\n" + "1.5,3\n2.5,4\n" * 40, "--label y", "its first row is 0.5, 2."),
     "g.csv": ("Report of 2024\n" + PEOPLE, "--label income", "line 1 has one, 'Report of 2024'"),
     "h.csv": (PEOPLE.replace(",", "^"), "--label income", "pass --separator."),
     "i.csv": ("", "--label income", "i.csv is empty."),

@@ -19,7 +19,7 @@ from dross.cleaning.csv_text import decode_text, guess_separator
 from dross.cleaning.formats import FORMATS, Reading, copy_table, find_format, open_table
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import PreparedData, RowEdits, data_digest
-from dross.errors import DrossError
+from dross.errors import DrossError, InvalidInput
 from tests.fuzz.effort import rounds
 from tests.fuzz.mutate import damage
 
@@ -211,6 +211,19 @@ def test_parquet_files(tmp_path):
         raw = odd_types(usual_table(random_), random_).to_parquet()
         path = tmp_path / "t.parquet"
         read += read_and_copy(path, raw, random_)
+    assert read > 0
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".jsonl", ".feather"])
+def test_files_of_other_formats(tmp_path, suffix):
+    read = 0
+    for random_ in rounds(suffix, quick=80):
+        table = odd_types(usual_table(random_), random_).reset_index()
+        try:
+            raw = FORMATS[suffix].write(table)
+        except InvalidInput:  # a sheet cannot hold every type
+            continue
+        read += read_and_copy(tmp_path / f"t{suffix}", raw, random_)
     assert read > 0
 
 

@@ -290,8 +290,11 @@ class _FeatherFormat(_ArrowFormat):
 
     def _read_arrow(self, raw: bytes) -> Any:
         if raw.startswith(_STREAM):
-            return arrow.ipc.open_stream(raw).read_all()
-        return feather.read_table(io.BytesIO(raw))
+            table = arrow.ipc.open_stream(raw).read_all()
+        else:
+            table = feather.read_table(io.BytesIO(raw))
+        table.validate(full=True)  # Arrow checks nothing by itself, and would crash on damage
+        return table
 
     def _write_arrow(self, table: Any, like: bytes) -> bytes:
         sink = io.BytesIO()
@@ -609,7 +612,7 @@ def plain_values(column: Series) -> list[Any]:
         for value, missing in zip(column.astype(object).tolist(), column.isna().tolist())
     ]
     if column.dtype.kind == "M":
-        values = [None if one is None else one.to_pydatetime() for one in values]
+        values = [None if one is None else one.to_pydatetime(warn=False) for one in values]
         if all(one is None or one.time() == datetime.min.time() for one in values):
             return [None if one is None else one.date() for one in values]
     return [one.item() if isinstance(one, np.generic) else one for one in values]

@@ -63,7 +63,15 @@ def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Fra
         raise InvalidInput(why)
     if len(frame) == 0:
         raise InvalidInput(f"{path} has column names, but no rows.")
-    _check_needed(frame, original, needed, path, notes)
+    if not form.marks_missing and _lacks_header(frame, original, lacking):
+        shown = ", ".join(original[:6]) + (", ..." if len(original) > 6 else "")
+        raise InvalidInput(
+            f"{path} seems to have no header: its first row is {shown}. Insert a first row with the "
+            "names of the columns, and pass one of these names as `label`."
+        )
+    is_guessed = any("is not UTF-8" in note for note in notes)
+    encoding = ", which is not UTF-8 and was read as Windows-1252" if is_guessed else ""
+    _check_needed(names, original, needed, f"{path}{encoding}")
     renamed = [
         f"column {place} is called '{name}'"
         for place, (before, name) in enumerate(zip(original, names), 1)
@@ -90,50 +98,36 @@ def list_columns(path: Place, reading: Reading) -> list[str]:
     return column_names(form.read(raw, path, reading)[0].columns)
 
 
-def _check_needed(
-    frame: Frame, original: list[str], needed: list[str], path: Place, notes: list[str]
-) -> None:
+def _check_needed(names: list[str], original: list[str], needed: list[str], where: str) -> None:
     """Refuse a table that lacks a column that is needed, or has two of its name.
 
     Arguments:
-        frame: The table, under the names that its columns are known by.
+        names: The names that its columns are known by.
         original: These names as they are in the file.
         needed: The names of the columns.
-        path: Of the file.
-        notes: About how it was read.
+        where: The file, for messages.
     """
-    names = list(frame.columns)
-    is_guessed = any("is not UTF-8" in note for note in notes)
-    encoding = ", which is not UTF-8 and was read as Windows-1252" if is_guessed else ""
-    lacking = [name for name in needed if name not in names]
-    if _lacks_header(frame, original, lacking):
-        shown = ", ".join(original[:6]) + (", ..." if len(original) > 6 else "")
-        raise InvalidInput(
-            f"{path} seems to have no header: its first row is {shown}. Insert a first row with the "
-            "names of the columns, and pass one of these names as `label`."
-        )
     for name in needed:
-        check_name("column", name, names, where=f" in {path}{encoding}")
+        check_name("column", name, names, where=f" in {where}")
         places = [str(place) for place, other in enumerate(original, 1) if other == name]
         if len(places) > 1:
             raise InvalidInput(
-                f"{path} has {len(places)} columns named '{name}' (columns {', '.join(places)}). "
+                f"{where} has {len(places)} columns named '{name}' (columns {', '.join(places)}). "
                 "Which one is meant? Give the others another name."
             )
 
 
-def _lacks_header(frame: Frame, original: list[str], lacking: list[str]) -> bool:
-    """Whether the names of the columns look like cells: numbers, or cells of the rows below.
+def _lacks_header(frame: Frame, original: list[str], lacking: str | None) -> bool:
+    """Whether the names of the columns are cells: some are numbers, and one is a cell of its column.
 
-    Where the columns that are needed are all there, it takes a name that is a cell of its own
-    column as well.
+    Where a column that is needed is not there, it is enough that all names are numbers.
     """
-    numbers = [name for name in original if read_number(name) is not None]
-    if lacking:
-        return bool(numbers)
-    cells = zip(original, frame.columns)
-    repeated = [name for name, column in cells if (as_text(frame[column]) == name).mean() > 0.01]
-    return bool(numbers) and any(name not in numbers for name in repeated)
+    texts = [k for k, name in enumerate(original) if read_number(name) is None]
+    if len(texts) == len(original):
+        return False
+    if not texts:
+        return lacking is not None
+    return any((as_text(frame.iloc[:, k]) == original[k]).mean() > 0.01 for k in texts)
 
 
 def _mark_missing(column: Series, missing: Sequence[str]) -> Series:
@@ -330,11 +324,14 @@ def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
         return "The table has no column besides the label. Add those to learn from."
     reasons = "; ".join(f"'{column.name}': {column.why}" for column in columns[:5])
     more = "; ..." if len(columns) > 5 else ""
+    varying = [column.name for column in columns if content[column.name].nunique() > 1]
     texts = [column.name for column in columns if is_prose(content[column.name])]
     if texts:
         advice = f"'{texts[0]}' holds texts: to learn from them, pass `text={texts[0]!r}`."
+    elif not varying:
+        advice = "Add columns with values that differ."
     else:
-        example = {columns[0].name: "category"}
+        example = {varying[0]: "category"}
         advice = f"To use one anyway, pass its kind, such as `columns={example!r}`."
     return f"No column is left to learn from ({reasons}{more}). {advice}"
 
