@@ -60,7 +60,7 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
     assert not any("wrong" in sentence for sentence in found[1:])  # nobody can know
     with pytest.raises(dross.InvalidInput, match=r"no change is recommended. No model predicts"):
         dross.export(project.folder, tmp_path / "copy.csv")
-    assert "change nothing" in (project.folder / "report.html").read_text()
+    assert "Change nothing" in (project.folder / "report.html").read_text()
 
 
 def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_path):

@@ -94,6 +94,8 @@ def make_project(
         run_agreement=0.2 if planned else None,
         recommendation=recommendation,
     )
+    noise = replace(info.training.noise, rows=n, likely_wrong=int((instances["wrong"] > 0.5).sum()))
+    info = replace(info, training=replace(info.training, noise=noise))
     write_sealed(folder / "project.json", info)
     return Project.open(folder)
 
@@ -235,6 +237,9 @@ def make_verdict(
         or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, "
         "more than chance explains.",
         "advice": "10 seeds are enough to see this difference.",
+        "plain": {},
+        "nested": False,
+        "resampled": False,
     }
 
 

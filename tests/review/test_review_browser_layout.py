@@ -4,10 +4,12 @@ import pandas as pd
 import pytest
 
 from dross.cleaning.project import Project
+from dross.cleaning.report import write_report
 from tests.cleaning.made_inputs import change_json
 from tests.review.browser_page import visit, wait_until
 from tests.review.review_client import serve_in_thread
-from tests.review.review_project import make_project
+from tests.review.review_project import make_project, make_verdict, write_verdict
+from tests.review.test_review_browser_views import AXE, check_with_axe
 
 LAPTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -125,3 +127,28 @@ def test_rows_stay_as_high_as_their_names_need(browser, tmp_path):
         wait_until(page, f"{height} > {2 * low}")
         page.set_viewport_size({"width": 1300, "height": 800})
         wait_until(page, f"{height} === {low}")
+
+
+def test_the_report_is_short_and_its_first_screen_tells_the_story(browser, tmp_path):
+    project = make_project(tmp_path / "p", "images", 300, planned=True)
+    write_verdict(project, make_verdict())
+    report = write_report(project).resolve().as_uri()
+    for size, most_screens in ((LAPTOP, 4), (PHONE, 5)):
+        page = browser.new_page(viewport=size)
+        page.goto(report)
+        height = page.evaluate("document.documentElement.scrollHeight")
+        assert height <= most_screens * size["height"], height
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.close()
+    page = browser.new_page(viewport=LAPTOP)
+    page.goto(report)
+    bottom = "element => element.getBoundingClientRect().bottom"
+    assert page.eval_on_selector(".story", bottom) < LAPTOP["height"] / 2
+    assert page.eval_on_selector(".suggested thead", bottom) < LAPTOP["height"]
+    for summary in page.locator(".folded > summary").all():
+        if summary.locator("..").get_attribute("open") is None:
+            summary.click()
+    assert page.locator(".cards li img").count() > 20
+    if AXE.exists():
+        check_with_axe(page, "report")
+    page.close()

@@ -129,7 +129,7 @@ def examine(
         noise=NoiseInfo(
             rows=len(p_wrong),
             expected_wrong=float(p_wrong.sum()),
-            likely_wrong=int((p_wrong > LIKELY).sum()),
+            likely_wrong=int((instances["wrong"] > LIKELY).sum()),
         ),
         why=checked.restore_ids(why, len(job.prepared.y["validation"])),
     )

@@ -61,9 +61,14 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
         info: `Project.info`.
         instances: `Project.table`.
     """
+    recommendation = " ".join(describe_recommendation(info, instances))
+    found = [recommendation, _describe_wrong(info), *list_notes(info, instances)]
+    return [sentence for sentence in found if sentence]
+
+
+def list_notes(info: ProjectInfo, instances: Frame) -> list[str]:
+    """The sentences of `list_findings` after those on the recommendation and on wrong labels."""
     sentences = [
-        " ".join(describe_recommendation(info, instances)),
-        _describe_wrong(info),
         describe_checked(info),
         describe_checks(info),
         _describe_harmful(info, instances),
@@ -88,11 +93,17 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
         why = f"On held-out examples: {figures}. {reason}"
     else:
         why = f"Models improve on held-out instances by more than chance would explain: {figures}."
-    warnings = ""
-    if info.classes:
-        labels = instances["label"].tolist()
-        warnings = _warn_of_one_class(labels, plan) + _warn_of_vanished(labels, plan)
-    return what, why + warnings
+    return what, " ".join(filter(None, [why, *warn_of_classes(info, instances)]))
+
+
+def warn_of_classes(info: ProjectInfo, instances: Frame) -> list[str]:
+    """Sentences on classes that the recommended plan takes away, or nearly."""
+    plan = info.recommendation.plan
+    if plan is None or not info.classes:
+        return []
+    labels = instances["label"].tolist()
+    warnings = (_warn_of_one_class(labels, plan), _warn_of_vanished(labels, plan))
+    return [warning for warning in warnings if warning]
 
 
 def describe_figures(plan: PlanResult) -> str:
@@ -193,9 +204,9 @@ def _warn_of_vanished(labels: list[str], plan: PlanResult) -> str:
         return ""
     it = "it" if len(gone) == 1 else "them"
     return (
-        f" But this would leave no training instances of {name_some(gone)}, so no model could "
-        f"predict {it}. If {it} should still be predicted, review those instances with dross "
-        "review and keep the correct ones."
+        f"The plan would leave no training instances of {name_some(gone)}, so no model could predict "
+        f"{it}. If {it} should still be predicted, review those instances with dross review and keep "
+        "the correct ones."
     )
 
 
@@ -210,8 +221,9 @@ def _warn_of_one_class(labels: list[str], plan: PlanResult) -> str:
     if most.lost < _MOST_FROM_ONE_CLASS * count or holds_nearly_all:
         return ""
     return (
-        f" But {most.lost} of them are '{most.name}': removing them shifts the decision boundary "
-        "between the classes more than it corrects mistakes. Review them, and those that are "
+        f"{most.lost} of the {count} removed instances are '{most.name}': removing them shifts the "
+        "decision boundary between the classes more than it corrects mistakes. Review them, and those "
+        "that are "
         "probably mislabelled, before you remove them."
     )
 

@@ -728,16 +728,24 @@ def class_effects(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
 
     labels: the class of each training instance.
     """
+    effects = [effect for effect in count_by_class(labels, edits) if effect.lost]
+    return sorted(effects, key=lambda effect: -effect.lost / effect.before)
+
+
+def count_by_class(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
+    """What edits do to every class that has instances before or after them.
+
+    labels: the class of each training instance.
+    """
     before = Counter(labels)
     removed = Counter(labels[int(id)] for id in edits.removed)
     moved = {id: label for id, label in edits.relabelled.items() if label != labels[id]}
     relabelled = Counter(labels[id] for id in moved)
     gained = Counter(moved.values())
-    effects = [
+    return [
         ClassEffect(name, before[name], removed[name], relabelled[name], gained[name])
-        for name in dict.fromkeys([*removed, *relabelled])
+        for name in dict.fromkeys([*before, *gained])
     ]
-    return sorted(effects, key=lambda effect: -effect.lost / effect.before)
 
 
 def draw_plans(

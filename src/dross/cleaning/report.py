@@ -17,17 +17,27 @@ from .._io import write_bytes
 from .._text import render, safe
 from .duplicates import Copies, describe_copies, describe_group, describe_natural, name_place
 from .explain import Reasons, format_cell, order_columns, show_cell
-from .findings import describe_change, describe_checks, list_findings
+from .findings import describe_change, describe_checks, list_notes, warn_of_classes
 from .label_noise import LIKELY
 from .measures import tabulate_verdict
 from .modality import Frame
-from .plans import KEEP, draw_plans, list_measures, tabulate_plans
+from .plans import (
+    NO_EDITS,
+    count_by_class,
+    describe_figure,
+    draw_plans,
+    list_measures,
+    name_figures,
+    tabulate_plans,
+)
 from .project import Project
 from .project_info import JobInfo, Options, ProjectInfo, TrainingInfo, VerificationInfo
 from .task import CLASSIFICATION
 
-_CARDS = 24  # instances in each list
-_PAIRS = 12  # of classes in a table
+_CARDS = 12  # instances in each list
+_PAIRS = 10  # of classes in a table
+_MOST_COLUMNS = 12  # of classes in a matrix
+_MOST_LETTERS = 120  # of the names of these columns
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400
 _REQUEST_FLAGS = (
@@ -60,7 +70,8 @@ def write_report(project: Project) -> Path:
     ranked = instances.sort_values("harm_rank")
     shared = {
         "info": info,
-        "findings": list_findings(info, instances),
+        "story": _tell_story(project),
+        "notes": [*warn_of_classes(info, instances), *list_notes(info, instances)],
         "verdict": verdicts[-1] if verdicts else None,
         "measures": tabulate_verdict(verdicts[-1]) if verdicts else [],
         "verdict_figure": safe(_draw_verdict(verdicts[-1])) if verdicts else None,
@@ -84,9 +95,9 @@ def write_report(project: Project) -> Path:
             training=training,
             scatter=safe(_draw_verification(training.verification)),
             rate_search=safe(_draw_rate_search(training)),
-            harmful=_cards(project, ranked.head(_CARDS // 2)),
-            helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
-            pairs=_count_pairs(project),
+            harmful=_cards(project, ranked.head(_CARDS)),
+            helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+            suggested=_tabulate_suggestions(project),
             mislabelled=_cards(project, suspects.head(_CARDS)),
             to_check=_label_cards(project),
             checks=describe_checks(info),
@@ -111,35 +122,143 @@ def _describe_copies(project: Project) -> dict[str, Any]:
     }
 
 
-def _count_by_class(project: Project) -> list[dict[str, Any]]:
-    """How the suggestions fall on the classes."""
-    by_class = dict(iter(project.table.groupby("label")))
-    return [
-        {
-            "name": name,
-            "count": len(by_class[name]),
-            "suggested": int((by_class[name]["action"] != KEEP).sum()),
-            "suspects": int((by_class[name]["mislabel_rank"] >= 0).sum()),
-            "right": float((by_class[name]["prediction"] == name).mean()),
-        }
-        for name in project.classes
-        if name in by_class
+def _tell_story(project: Project) -> list[dict[str, str]]:
+    """What the first screen says, each a title, a value and a detail in words."""
+    info = project.info
+    plan = info.recommendation.plan
+    total = info.counts["train"]
+    story = []
+    if info.training is not None and info.recommendation.state != "nothing learned":
+        noise = info.training.noise
+        what = "labels" if info.classes else "values"
+        story.append(
+            {
+                "title": f"{what.capitalize()} that look wrong",
+                "value": f"{noise.likely_wrong:,} of {noise.rows:,}",
+                "detail": f"They are more likely wrong than right. In all, about "
+                f"{round(noise.expected_wrong):,} {what} are estimated to be wrong.",
+            }
+        )
+    if plan is None:
+        story.append(
+            {
+                "title": "Recommendation",
+                "value": "Change nothing",
+                "detail": info.recommendation.reason,
+            }
+        )
+    else:
+        left = total - len(plan)
+        story.append(
+            {
+                "title": "Recommendation",
+                "value": plan.what.capitalize(),
+                "detail": f"The other {left:,} of {total:,} training instances stay as they are.",
+            }
+        )
+    return [*story, *_tell_errors(project), *_tell_verdict(project)]
+
+
+def _tell_errors(project: Project) -> list[dict[str, str]]:
+    """The error of models before the recommended plan and after it, on held-out instances."""
+    info = project.info
+    plan = info.recommendation.plan or next(iter(info.recommendation.plans), None)
+    figures = {} if plan is None else name_figures(plan.figures)
+    shown = [(name, describe_figure(name, figure)) for name, figure in figures.items()]
+    shown = [(name, words) for name, words in shown if not name.startswith("plain ")]
+    if not shown:
+        return []
+    (first, words), *others = shown
+    title = f"Held-out {first}"
+    if info.recommendation.plan is None:
+        return [{"title": title, "value": words["before"], "detail": "On the data as they are."}]
+    changes = [f"{words['change']}, 95 % interval {words['interval']}."]
+    changes += [
+        f"{name.capitalize()}: {words['before']} → {words['after']}, interval of the change "
+        f"{words['interval']}."
+        for name, words in others
     ]
+    value = f"{words['before']} → {words['after']}"
+    return [{"title": title, "value": value, "detail": " ".join(changes)}]
 
 
-def _count_pairs(project: Project) -> list[dict[str, Any]]:
-    """How many labels that are likely wrong are given and suggested as what, the most first."""
+def _tell_verdict(project: Project) -> list[dict[str, str]]:
+    """Whether new models confirmed the edits."""
+    verdicts = project.verdicts()
+    title = "Verified by retraining"
+    if not verdicts and project.recommended is None:
+        return []  # there is nothing to verify
+    if not verdicts:
+        detail = f"dross judge {project.folder} trains new models with and without the edits."
+        return [{"title": title, "value": "Not yet", "detail": detail}]
+    changes = [
+        f"{row['measure'].capitalize()}: {row['before']} → {row['after']}, interval of the change "
+        f"{row['95 % interval']}."
+        for row in tabulate_verdict({"metrics": verdicts[-1]["metrics"]})
+    ]
+    value = verdicts[-1]["verdict"].capitalize()
+    return [{"title": title, "value": value, "detail": " ".join(changes)}]
+
+
+def _count_by_class(project: Project) -> list[dict[str, Any]]:
+    """What the recommended plan does to every class; the last row has the sums."""
     if not project.classes:
         return []
     instances = project.table
-    wrong = instances[
-        (instances["wrong"] > LIKELY) & (instances["prediction"] != instances["label"])
+    agreed = (instances["prediction"] == instances["label"]).groupby(instances["label"])
+    effects = count_by_class(instances["label"].tolist(), project.recommended or NO_EDITS)
+    rows = [
+        {
+            "name": effect.name,
+            "before": effect.before,
+            "removed": effect.removed,
+            "relabelled": effect.relabelled,
+            "gained": effect.gained,
+            "left": effect.left,
+            "agreed": int(agreed.sum().get(effect.name, 0)),
+        }
+        for effect in sorted(effects, key=lambda effect: project.classes.index(effect.name))
     ]
+    counted = ("before", "removed", "relabelled", "gained", "left", "agreed")
+    return [*rows, {"name": "all", **{name: sum(row[name] for row in rows) for name in counted}}]
+
+
+def _tabulate_suggestions(project: Project) -> dict[str, Any]:
+    """How often which label is given and which is suggested, among labels that look wrong.
+
+    Returns:
+        `columns` and `rows` of a table. With few classes it is a matrix of given against suggested
+        labels, else a list of the most frequent pairs. Its last row has the sums.
+    """
+    if not project.classes:
+        return {}
+    instances = project.table
+    wrong = instances[instances["wrong"] > LIKELY]
+    if wrong.empty:
+        return {}
     counts = wrong.groupby(["label", "prediction"]).size().sort_values(ascending=False)
-    return [
-        {"given": given, "suggested": suggested, "count": int(count)}
-        for (given, suggested), count in counts.head(_PAIRS).items()
-    ]
+    given = [name for name in project.classes if name in set(wrong["label"])]
+    suggested = [name for name in project.classes if name in set(wrong["prediction"])]
+    if len(suggested) <= _MOST_COLUMNS and sum(map(len, suggested)) <= _MOST_LETTERS:
+        cell = lambda label, prediction: int(counts.get((label, prediction), 0))
+        rows = [[cell(label, prediction) for prediction in suggested] for label in given]
+        rows.append(np.sum(rows, axis=0).tolist())
+        return {
+            "matrix": True,
+            "columns": suggested,
+            "rows": [
+                {"names": [name], "counts": [*row, sum(row)]}
+                for name, row in zip([*given, "all"], rows, strict=True)
+            ],
+        }
+    pairs = [{"names": list(pair), "counts": [int(count)]} for pair, count in counts.items()]
+    rest = sum(row["counts"][0] for row in pairs[_PAIRS:])
+    rows = pairs[:_PAIRS]
+    if rest:
+        more = f"{len(pairs) - _PAIRS:,} other pairs"
+        rows.append({"names": [more, ""], "counts": [rest]})
+    rows.append({"names": ["all", ""], "counts": [len(wrong)]})
+    return {"matrix": False, "columns": [], "rows": rows}
 
 
 def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
@@ -158,7 +277,7 @@ def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
 def _label_cards(project: Project) -> list[dict[str, Any]]:
     """The labels to check first."""
     cards = []
-    for id, row in project.labels_to_check.head(_CARDS // 2).iterrows():
+    for id, row in project.labels_to_check.head(_CARDS).iterrows():
         if project.checks_training:
             content = project.content.loc[id]
             image = project.image("train", id)
@@ -358,6 +477,6 @@ def _draw_verdict(verdict: dict) -> str:
             places = np.full(len(group), place)
             panel.scatter(places, group, s=12, color=colour, alpha=0.8, linewidths=0)
             panel.plot([place - 0.2, place + 0.2], [group.mean()] * 2, color=colour, linewidth=1.6)
-        panel.set_xticks(range(3), ["as many\nrandom edits", "before", "after"])
+        panel.set_xticks(range(3), ["random\ncontrol", "before", "after"])
         panel.set(ylabel="error, %" if name == "error" else name, xlim=(-0.5, 2.5))
     return charts.as_svg(figure)

@@ -132,8 +132,8 @@ class LabelChecks:
                 f"Before this was computed, a person said: {_CHECKED[row['checked']]}."
             )
         found["What to do"] = (
-            "Say whether the label is right, wrong, or really something else. Then run the same "
-            "dross clean command again: it uses what you said. The input is not changed."
+            "Mark the label as right or wrong, or give the right label. Then run the same "
+            "dross clean command again: it uses your answers. The input is not changed."
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],

@@ -53,7 +53,7 @@ function saving({ state, count: waiting, message }) {
     byId("undo").disabled = false;
   } else {
     place.textContent = "Not saved yet";
-    problem(`Not saved yet: ${message} ${count(waiting, "decision waits", "decisions wait")}; dross tries again by itself.`);
+    problem(`Not saved yet: ${message} ${count(waiting, "decision waits", "decisions wait")}; dross tries again automatically.`);
   }
 }
 

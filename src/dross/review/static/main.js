@@ -20,15 +20,15 @@ import * as why from "./why.js";
 import * as zoom from "./zoom.js";
 
 const MEANINGS = {
-  plan: "What the recommended plan would change, the least certain first: check those. Nothing changes until you accept the plan.",
-  harmful: "Without any one of these the expected error on held-out instances would be lower, by the estimate. The most harmful comes first.",
-  mislabelled: "Models that were not trained on these find their labels improbable, so the labels may be wrong. The likeliest mistakes come first.",
-  validation: "The labels whose check decides most. Press k if the label is right, x if it is wrong, r if it is really something else.",
+  plan: "The edits of the recommended plan, the least certain first. Nothing changes until you accept the plan.",
+  harmful: "The expected held-out error is estimated to be lower without any one of these instances. The most harmful come first.",
+  mislabelled: "Models that were not trained on these instances predict other labels, or find the given ones improbable. The likeliest label errors come first.",
+  validation: "Checking these labels decides most. Press k if the label is right, x if it is wrong, r to give the right label.",
   copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
 const MEANING_OF_TRUST = "All validation labels count as right (--validation-is-clean), so none is listed.";
-const MEANING_OF_VALUE = "The given value is far from what models predict that were not trained on it, so it may be wrong.";
+const MEANING_OF_VALUE = "The given value is far from the predictions of models that were not trained on the instance, so it may be wrong.";
 
 let filter = {};
 let asked = 0;
@@ -130,7 +130,7 @@ const actions = {
   remove: () => take("remove"),
   undecided: () => take("undecided"),
   relabel: () => {
-    if (project.layout === "chats") return say("Chats are kept or removed; they have no label.");
+    if (project.layout === "chats") return say("Chats have no label. Keep or remove them.");
     list.withSelected((item) => askLabel(item, (label) => take("relabel", label)));
   },
   undo: () => takeBack(undo, "undo"),

@@ -66,8 +66,8 @@ function drawChecks() {
   byId("plan-command").hidden = !done || !project.plan.command;
   if (!wanted) return;
   const minutes = Math.max(1, Math.round((wanted * SECONDS_PER_CHECK) / 60));
-  const again = project.plan.command ? "Then run this command again; it uses what you said:" : "Then call dross.clean(...) again as before; it uses what you said.";
-  const words = !done ? `Check these ${count(wanted, "label")}, about ${count(minutes, "minute")}. Then run the same dross clean again; it uses what you said.`
+  const again = project.plan.command ? "Then run this command again; it uses your answers:" : "Then call dross.clean(...) again as before; it uses your answers.";
+  const words = !done ? `Check these ${count(wanted, "label")}, about ${count(minutes, "minute")}. Then run the same dross clean command again; it uses your answers.`
     : done < wanted ? `${done} of ${count(wanted, "label")} checked. ${again}`
     : `All ${count(wanted, "label")} are checked. ${again.replace("Then", "Now")}`;
   if (byId("plan-checks").textContent !== words) byId("plan-checks").textContent = words;

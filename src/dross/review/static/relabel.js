@@ -11,7 +11,7 @@ let chosen = null;
 /** Opens the dialog; calls then(label) when one is chosen. */
 export function askLabel(item, then) {
   chosen = then;
-  byId("relabel-about").replaceChildren(data(item.source), ", now ", data(item.label));
+  byId("relabel-about").replaceChildren(data(item.source), ", current label ", data(item.label));
   show(byId("relabel-body"), project.classes.length ? classes(item) : number(item));
   dialog.showModal();
   dialog.querySelector("[autofocus]")?.focus();
@@ -28,8 +28,8 @@ function classes(item) {
   const start = item.prediction !== item.label && names.includes(item.prediction) ? item.prediction : names.find((name) => name !== item.label);
   const buttons = names.map((name, place) =>
     h("button", { type: "button", class: "class-choice", "data-key": byKey ? KEYS[place] : null, autofocus: byKey && name === start, disabled: name === item.label, onclick: () => take(name) },
-      byKey ? h("kbd", {}, KEYS[place]) : null, " ", data(name), name === item.prediction ? h("span", { class: "quiet" }, " the models say this") : null,
-      name === item.label ? h("span", { class: "quiet" }, " now") : null));
+      byKey ? h("kbd", {}, KEYS[place]) : null, " ", data(name), name === item.prediction ? h("span", { class: "quiet" }, " predicted") : null,
+      name === item.label ? h("span", { class: "quiet" }, " current") : null));
   const choices = h("div", { class: "class-choices" }, buttons);
   if (byKey) return [choices];
   const search = h("input", { type: "search", autofocus: true, autocomplete: "off", oninput: () => narrow(search.value, buttons) });

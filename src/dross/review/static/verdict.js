@@ -54,7 +54,7 @@ function watch(status) {
     if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "The judgement has started."));
   } else {
     show(byId("judge-progress"), h("p", { class: "quiet" }, `To be judged: ${count(progress.remove ?? 0, "removal")}, ${count(progress.relabel ?? 0, "new label")}.`));
-    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "The judgement failed. It said:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "nothing"));
+    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "The judgement failed with this output:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "no output"));
     else if (ended && status.state === "cancelled") show(byId("judge-state"), h("p", {}, "Cancelled. Nothing was changed."));
     else if (ended) show(byId("judge-state"), h("p", {}, "The judgement is done."));
   }

@@ -100,7 +100,7 @@ function build(why) {
     why.copies?.length ? others("Copies and near copies", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
-    why.hurts ? others("Held-out instances it hurts most", why.hurts, hurt) : null,
+    why.hurts ? others("Held-out instances that it harms most", why.hurts, hurt) : null,
     why.similar ? others("Most similar training instances", why.similar, similar) : null,
   ];
 }
@@ -117,10 +117,10 @@ function content(why) {
     h("tr", odd ? { class: "odd" } : {}, h("th", { scope: "row" }, data(name)),
       h("td", {}, value === null ? h("span", { class: "missing" }, "missing") : data(value), odd ? h("span", { class: "odd-words" }, "▲ ", data(odd)) : null),
       known ? h("td", { class: "speaks" }, speaks(weight)) : null));
-  return [h("h3", {}, "Values"), known ? h("p", { class: "quiet small" }, "Ordered by how much each value moves the model, compared with a usual one.") : null, h("table", {}, h("tbody", {}, rows))];
+  return [h("h3", {}, "Values"), known ? h("p", { class: "quiet small" }, "Sorted by how much each value changes the prediction, compared with a typical value.") : null, h("table", {}, h("tbody", {}, rows))];
 }
 
-/** How a cell moves the model, compared with a usual one. */
+/** How a cell changes the prediction, compared with a typical value. */
 function speaks(weight) {
   if (!weight) return "";
   if (!project.classes.length) return weight > 0 ? "↑ raises the prediction" : "↓ lowers the prediction";
@@ -132,7 +132,7 @@ function others(title, entries, each) {
 }
 
 function hurt(entry) {
-  const words = entry.change === null ? "the models would do better on it without this one; the size is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  const words = entry.change === null ? "its loss is lower without this instance; the size is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
   return beside(entry, h("span", { class: "small" }, words));
 }
 
