@@ -62,7 +62,8 @@ def test_a_check_costs_a_few_trainings_or_a_few_seconds():
     assert affordable_count(SweepCost(training=100.0, each=101.0)) == 6
     said = describe_cost(one_by_one, 6, "without one instance")
     assert (
-        said == "Retraining 6 times without one instance: about 12 minutes, 7.0 times the training."
+        said
+        == "Retraining 6 times without one instance: about 12 minutes, 7.0 times as long as one training."
     )
 
 
@@ -78,7 +79,7 @@ def test_the_time_is_measured_and_said_beforehand(record, monkeypatch, capsys):
     assert len(check.instances) == 12
     said = capsys.readouterr().err
     assert said.startswith("Retraining 12 times without one instance: about ")
-    assert "times the training" in said.splitlines()[0]
+    assert "times as long as one training" in said.splitlines()[0]
     cost = CounterfactualRuns(run.recording, choose_steps(run.recording.tape), "loss").measure()
     assert cost.each > 0 and 0 < cost.training < 5
 
@@ -188,7 +189,12 @@ def test_a_verification_of_nothing_says_so(record):
     run = record(p, keep=dross.tape.EveryStep())
     scores = run.influence(query(p))
     assert np.isnan(scores.values[3:]).all()
-    assert "cannot be judged" in run.verify(scores, np.arange(3, 15)).sentence
+    assert "used none of these instances" in run.verify(scores, np.arange(3, 15)).sentence
+    some = run.verify(scores, np.arange(15))
+    assert some.sentence.startswith("Checked by retraining without each of 3 instances:")
+    assert np.isnan(some.actual[3:]).all() and some.interval == (-1.0, 1.0)
+    still = record(problem("mlp", "sgd", rate=lambda t: 0.0))
+    assert "cannot be judged" in still.verify(still.influence(query(p)), [0, 1, 2]).sentence
 
 
 @pytest.fixture

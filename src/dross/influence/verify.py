@@ -141,6 +141,8 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
 def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) -> Verification:
     """Compare the scores of some instances with the true changes.
 
+    Instances that were never used have neither, and do not count.
+
     Arguments:
         instances: their ids [K].
         estimated: their scores [K], or [Q, K].
@@ -149,7 +151,8 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
     pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
     columns = zip(*(_correlate(e, a) for e, a in pairs))
     tau, spearman, slope, jaccard = (float(np.mean(column)) for column in columns)
-    interval = fisher_interval(tau, len(instances), KENDALL)
+    count = int(np.count_nonzero(~np.isnan(np.atleast_2d(actual)).any(0)))
+    interval = fisher_interval(tau, count, KENDALL)
     return Verification(
         instances=instances,
         estimated=estimated,
@@ -159,7 +162,7 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
         spearman=spearman,
         slope=slope,
         jaccard=jaccard,
-        sentence=_sentence(len(instances), tau, interval, slope),
+        sentence=_sentence(count, tau, interval, slope),
     )
 
 
@@ -239,11 +242,15 @@ def affordable_count(cost: SweepCost) -> int:
 def describe_cost(cost: SweepCost, count: int, what: str) -> str:
     """How long runs will take: a sentence to show before they begin."""
     seconds = cost.seconds(count)
-    times = f", {seconds / cost.training:.1f} times the training" if cost.training > 0 else ""
+    times = ""
+    if cost.training > 0:
+        times = f", {seconds / cost.training:.1f} times as long as one training"
     return f"Retraining {count} times {what}: about {say_duration(seconds)}{times}."
 
 
 def _sentence(count: int, tau: float, interval: tuple[float, float], slope: float) -> str:
+    if count == 0:
+        return "The run used none of these instances, so there is nothing to check."
     checked = f"Checked by retraining without each of {count} instances:"
     if not np.isfinite(tau):
         return (
