@@ -124,6 +124,7 @@ def names_of_trainers() -> dict[str, Any]:
         "validation_loader": DataLoader(TensorDataset(X, y), batch_size=16),
         "options": dict.fromkeys(quiet, False) | {"max_epochs": 1, "accelerator": "cpu"},
         "Module": Network,
+        "steps": 0,  # of a run that is continued: it was at its end
         "X": X.numpy(),
         "y": y.numpy(),
         "X_val": X.numpy(),
