@@ -54,10 +54,9 @@ print(f"validation loss {run.evaluate(query):.3f}")
 print(f"{len(np.intersect1d(worst, flipped))} of the 30 most harmful have a wrong label")
 
 # %% Find labels that look wrong
-# A score estimates whether an instance harms the query. Whether its label is wrong is a different
-# question, which `margins` answers: the model learns a wrong label late, so that its logit stays
-# below that of another class for most of the run. In longer runs of larger networks, margins find
-# far more wrong labels than scores do.
+# A score estimates whether an instance harms the query. Use `margins` to find labels that look
+# wrong: a model learns a wrong label late, so its logit stays below that of another class for most
+# of the run. In longer runs of larger networks, margins find far more wrong labels than scores.
 suspects = np.argsort(run.margins())[:30]
 print(f"{len(np.intersect1d(suspects, flipped))} of the 30 lowest margins have a wrong label")
 

@@ -5,8 +5,8 @@ tumours, and 12 % of its labels are wrong on purpose, so that we can count how m
 """
 
 # %% The file
-# Any CSV, TSV or Parquet file works. The label is one of its columns; dross infers the types of
-# the other columns and prints them.
+# Any CSV, TSV, Excel, JSON Lines, Parquet or Feather file works. The label is one of its columns;
+# dross infers the types of the other columns and prints them.
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
