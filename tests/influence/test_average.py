@@ -169,6 +169,7 @@ def test_a_retrace_of_the_average_that_is_resumed(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again, expected)
 
 
+@pytest.mark.filterwarnings("ignore:The run in .* continues at step")
 def test_a_run_with_an_average_that_is_resumed(tmp_path):
     """The average goes on where the tape has it, though the process is another."""
     p, (options, when) = problem("batchnorm", "momentum"), AVERAGES["ema, with buffers"]
@@ -195,6 +196,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-10 * np.nanmax(np.abs(expected)))
 
 
+@pytest.mark.filterwarnings("ignore:The run in .* continues at step")
 def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
     p, options = problem("mlp", "sgd"), AVERAGES["ema"][0]
     keep = dross.tape.Checkpoints(every=2)
@@ -212,6 +214,7 @@ def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
         recorder.watch_average(averaged)
 
 
+@pytest.mark.filterwarnings("ignore:The run in .* continues at step")
 def test_an_average_that_does_not_know_the_last_steps_is_forgotten(tmp_path):
     """A run that went on and was killed: its steps are on the tape, the updates are not."""
     p = problem("mlp", "sgd")
