@@ -12,6 +12,7 @@ TOLERANCES = {
 # factor * eps ** power in float64, where eps is 2 ** -52
 RELATIVE = {
     "SAME_KERNELS": 2.0**-39,
+    "LOSSES": 4 * 2.0**-39,
     "ROUNDING": 2.0**-26,
     "ROUNDING_OF_LENGTH": 2.0**-26,
     "OTHER_ORDER": 100 * 2.0**-26,

@@ -18,6 +18,8 @@ from dross.tape.reader import Tape
 from dross.tape.writer import rewind
 from tests.zoo import problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:The run in .* continues")
+
 # what AveragedModel is built with, and after which steps it is updated
 AVERAGES = {
     "swa": ({}, lambda t: t >= 3),

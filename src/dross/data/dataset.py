@@ -1,6 +1,7 @@
 """The training set, seen as instances with ids."""
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from .strides import Orders, put_all_in_order
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
+_READ_TWICE = 8  # instances that are read twice, to notice random transforms
+_READS_BETWEEN_CHECKS = 64
 EVERYTHING: Final = "everything"  # what a fingerprint is made of
 SAMPLE: Final = "sample"
 
@@ -75,12 +78,8 @@ class Instances:
         if isinstance(self.source, Collated):
             self.source.check_repeatable()
             return None
-        if not _are_same(first, self._collate([0])):
-            raise InvalidInput(
-                "Instance 0 of the data set looks different each time it is read. Take random "
-                "transforms out of it and pass them as augment(x, generator), which is replayed "
-                "with the same random numbers."
-            )
+        for i in _sample(self.count, _READ_TWICE):
+            check_same_again(i, self._collate([i]), self._collate([i]))
         size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
         return self._collate(range(self.count)) if size <= self._max_bytes_held else None
 
@@ -181,7 +180,7 @@ class Instances:
     def fingerprint(self, kind: str) -> str:
         """A digest of EVERYTHING or of a SAMPLE of 64 instances, which tells data sets apart."""
         digest = hashlib.sha256(str(self.count).encode())
-        sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
+        sample = np.array(_sample(self.count, _FINGERPRINT_SAMPLE))
         if isinstance(self.source, Collated):  # before padding, which differs between batches
             for item in self.source.fetch(sample.tolist()):
                 _update(digest, item)
@@ -272,6 +271,21 @@ def _check_leaves(pair: Pair) -> None:
                     f"{name}: dross computes with numbers. Turn texts into numbers first: a class "
                     "becomes its index."
                 )
+
+
+def _sample(count: int, size: int) -> list[int]:
+    """At most so many ids, from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, size).astype(np.int64)).tolist()
+
+
+def check_same_again(i: int, item: Any, again: Any) -> None:
+    """Refuse a data set that gives another item the second time: a replay would see others."""
+    if _digest(item) != _digest(again):
+        raise InvalidInput(
+            f"Instance {i} of the data set looks different each time it is read. Take random "
+            "transforms out of it and pass them as augment(x, generator), which is replayed "
+            "with the same random numbers."
+        )
 
 
 def _are_same(one: Any, other: Any) -> bool:
@@ -372,14 +386,25 @@ class indexed(Dataset):  # lower case, as it is used like a function: dross.data
             dataset = torch.utils.data.TensorDataset(*stored)
         _length(dataset)
         self.dataset = as_map_style(dataset)
+        self._reads = 0  # in each process that reads it, such as a worker of a loader
 
     def __len__(self) -> int:
         """How many instances there are."""
         return _length(self.dataset)
 
     def __getitem__(self, index: int) -> tuple:
-        """(index, x, y)."""
-        return (index, *self.dataset[index])
+        """(index, x, y).
+
+        The first few and one now and then are read twice.
+
+        Raises:
+            InvalidInput: where one looks different the second time.
+        """
+        item = self.dataset[index]
+        self._reads += 1
+        if self._reads <= _READ_TWICE or self._reads % _READS_BETWEEN_CHECKS == 0:
+            check_same_again(index, item, self.dataset[index])
+        return (index, *item)
 
 
 class ModelKwargs(dict):
@@ -453,18 +478,15 @@ class Collated:
         Raises:
             NotSupported: it says whether the data set or the collator draws random numbers.
         """
-        digests = set()
-        for _ in range(2):
-            digest = hashlib.sha256()
-            _update(digest, self[0])
-            digests.add(digest.digest())
+        sample = _sample(len(self), _READ_TWICE)
+        digests = {_digest(self.fetch(sample)) for _ in range(2)}
         if len(digests) > 1:
             raise NotSupported(
                 "An instance of the data set looks different each time it is read, so the run "
                 "could not be replayed. Take random transforms out of the data set, or draw them "
                 "once and store the result."
             )
-        if not _are_same(self.collate([0]), self.collate([0])):
+        if not _are_same(self.collate(sample), self.collate(sample)):
             name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
             raise NotSupported(
                 f"The collator ({name}) makes a different batch from the same "
@@ -482,6 +504,12 @@ def _split_pair(batch: Any) -> Pair:
     return batch[0], batch[1]
 
 
+def _digest(value: Any) -> bytes:
+    digest = hashlib.sha256()
+    _update(digest, value)
+    return digest.digest()
+
+
 def _update(digest: Any, value: Any) -> None:
     """Feed a value to a digest. Dicts go by sorted key: the order of columns does not count."""
     if isinstance(value, Mapping):
@@ -493,13 +521,17 @@ def _update(digest: Any, value: Any) -> None:
         _update(digest, value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray):
         digest.update(str((value.dtype, value.shape)).encode() + value.tobytes())
-    elif isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, Mapping)) for v in value):
+    elif isinstance(value, (list, tuple)) and not all(isinstance(v, _PLAIN) for v in value):
         for part in value:
             digest.update(b",")
             _update(digest, part)
     else:
         raw = getattr(value, "tobytes", None)  # of an image
-        digest.update(raw() if callable(raw) else repr(value).encode())
+        text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))  # where an object lies
+        digest.update(raw() if callable(raw) else text.encode())
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 _LABELS = ("label", "labels", "target", "targets", "y", "cls")

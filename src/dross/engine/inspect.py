@@ -21,6 +21,7 @@ from .objective import Objective, Penalty
 from .optim import Optimizer, read_optimizer
 from .precision import MATH, STRICT, PassNotes, Precision, use_arithmetic
 from .state import Layout
+from .tolerance import ROUNDING, is_close
 
 
 def inspect_run(
@@ -171,7 +172,7 @@ class FirstBatch:
 
     used: set[str]  # parameters that get a gradient
     moving: tuple[str, ...]  # buffers that the forward pass changes
-    stochastic: bool  # whether it draws random numbers
+    stochastic: bool  # whether it draws random numbers, the loss included
     notes: PassNotes
 
 
@@ -249,8 +250,8 @@ def watch_first_batch(
         before = [g.get_state() for g in generators]
         with PassNotes(device) as notes, objective.precision.cast("model"):
             outputs = call()
-        after = [g.get_state() for g in generators]
         losses = losses_of(outputs)
+        after = [g.get_state() for g in generators]
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
     return FirstBatch(
         used={name for name, g in zip(leaves, grads) if g is not None},
@@ -292,7 +293,9 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
     if isinstance(y, Tensor):
         check_labels(outputs, y, bare.loss_name)
     try:
-        return check_per_instance(bare.apply_loss(outputs, y), count_instances(y))
+        losses = check_per_instance(bare.apply_loss(outputs, y), count_instances(y))
+        _check_loss(bare, outputs, y)
+        return losses
     except DrossError:
         raise
     except Exception as error:  # the loss is the user's code
@@ -302,6 +305,60 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
         raise InvalidInput(
             f"The loss does not accept the model's outputs ({got}) and the labels: {error}"
         ) from error
+
+
+def _check_loss(bare: Objective, outputs: Any, y: Any) -> None:
+    """Refuse a loss that gives other values the second time, or that mixes the instances."""
+    count = count_instances(y)
+    device = tree_leaves(y)[0].device
+
+    def compute(rows: slice) -> tuple[Tensor, bool]:
+        """The losses of these rows, and whether random numbers were drawn."""
+
+        def cut(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            # a copy, because a loss may change it in place
+            return (t[rows] if t.shape[:1] == (count,) else t).detach().clone()
+
+        with use_seed(device, 0), torch.no_grad():
+            before = [g.get_state() for g in global_generators(device)]
+            losses = bare.apply_loss(*(tree_map(cut, part) for part in (outputs, y)))
+            after = [g.get_state() for g in global_generators(device)]
+        drawn = any(not torch.equal(one, other) for one, other in zip(before, after))
+        return losses.reshape(-1), drawn
+
+    losses, drawn = compute(slice(None))
+    again, _ = compute(slice(None))
+    if not _is_same(again, losses):
+        raise NotSupported(
+            "The loss gives other values when it is computed again, so the run could not be "
+            "replayed: it counts its calls, keeps a running mean, or draws random numbers from "
+            "numpy or random. Draw them with torch, and apply what changes during the training in "
+            "the loop, as a weight of the losses."
+        )
+    if drawn or count < 2:
+        return
+    try:
+        alone, _ = compute(slice(0, count // 2))
+    except Exception:  # it takes whole batches only: its instances cannot be told apart
+        return
+    if not _is_same(alone, losses[: count // 2]):
+        raise NotSupported(
+            "The loss of an instance depends on the other instances of its batch: the losses of "
+            f"{count // 2} instances change when the others are left out. dross scores an instance "
+            "by its own loss. Compute each loss from the outputs and the label of its instance "
+            "alone, and do in the loop what needs the whole batch, such as dividing by the sum of "
+            "the class weights: (losses.sum() / weight[y].sum()).backward(). In a contrastive "
+            "loss, make each pair or group one instance."
+        )
+
+
+def _is_same(losses: Tensor, expected: Tensor) -> bool:
+    """Whether losses are the same up to rounding, as far as they are numbers."""
+    if losses.shape != expected.shape:
+        return False
+    return is_close(losses.nan_to_num(), expected.nan_to_num(), ROUNDING)
 
 
 def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[str, ...]:

@@ -69,9 +69,17 @@ def check_per_instance(losses: object, count: int) -> Tensor:
             f"The loss returned {type(losses).__name__}, not a tensor with one loss per instance."
         )
     if losses.numel() != count or losses.dim() == 0:
+        returned = (
+            f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs"
+        )
+        if losses.shape[:1] == (count,):
+            raise InvalidInput(
+                f"{returned} one number per instance. Average over the other dimensions: "
+                "losses.flatten(1).mean(1)."
+            )
         raise InvalidInput(
-            f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs "
-            "one loss per instance, not their mean. Use reduction='none', or one of the named "
+            f"{returned} one loss per instance, not their mean. Use reduction='none', as in "
+            "nn.CrossEntropyLoss(label_smoothing=0.1, reduction='none'), or one of the named "
             "losses: loss='cross_entropy'."
         )
     return losses if losses.shape == (count,) else losses.reshape(count)

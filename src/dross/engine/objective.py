@@ -60,7 +60,7 @@ class Objective:
     loss: Loss
     loss_name: str = ""
     penalty: Penalty | None = None
-    stochastic: bool = False  # the forward pass draws random numbers (dropout)
+    stochastic: bool = False  # the forward pass or the loss draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
     precision: Precision = STRICT  # the types and kernels that it computes in
@@ -106,8 +106,8 @@ class Objective:
         moved = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         random = use_seed(batch.c.device, batch.seed) if self.stochastic else nullcontext()
         statistics = watch_statistics(self.model) if track_buffers else nullcontext()
-        with rules or nullcontext(), statistics as move_statistics:
-            with random, self.precision.cast("model"):
+        with rules or nullcontext(), statistics as move_statistics, random:
+            with self.precision.cast("model"):
                 outputs = self.call(parameters, moved, batch.x)
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))

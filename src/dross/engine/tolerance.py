@@ -25,6 +25,8 @@ class Tolerance:
 
 #: the same kernels in the same order, perhaps fused
 SAME_KERNELS = Tolerance(1, 0.75)
+#: the losses of a pass that someone else's loop computed: few sums, and no derivative
+LOSSES = Tolerance(4, 0.75)
 #: the same step computed by another loop, another number of ranks or another machine
 ROUNDING = Tolerance(1, 0.5)
 ROUNDING_OF_LENGTH = Tolerance(1, 0.5, order=2)

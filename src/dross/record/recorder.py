@@ -43,9 +43,12 @@ from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from .average import AverageWatch
-from .replayable import check_first_batch
+from .replayable import check_batch
 from .user_loop import LoopTape, UserLoop
 from .watch import LossHandle, StepWatch
+
+_STEPS_CHECKED = 2  # whose batches are compared with the data at the beginning
+_STEPS_BETWEEN_CHECKS = 32
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
@@ -127,7 +130,8 @@ class Recorder:
             optimizer: its torch.optim optimizer.
             path: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
-            data: the training set. If given, the first batch is compared with it. A
+            data: the training set. If given, the first batches and one now and then are compared
+                with it, so that random transforms are noticed. A
                 `dross.data.Collated` is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `path`: model and optimizer are
                 restored to where it stopped, and `steps` says how many of the loop's steps to skip.
@@ -312,8 +316,11 @@ class Recorder:
                 f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
                 "instance of the batch."
             )
-        if instances is not None and not self._tape.is_open:
-            check_first_batch(instances, ids, x, y)
+        if instances is not None:
+            # data that are not in memory take long to read
+            now_and_then = bool(instances.stored) and self.steps % _STEPS_BETWEEN_CHECKS == 0
+            if not self._tape.is_open or self.steps < _STEPS_CHECKED or now_and_then:
+                check_batch(instances, ids, x, y, self.steps)
         if self._tape.orders is None:
             self._tape.orders = orders_of((x, y))
         x, y = put_all_in_order((x, y), self._tape.orders)

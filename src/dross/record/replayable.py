@@ -1,8 +1,9 @@
 """Check that a loop can be replayed, while it runs and not when its scores are wanted."""
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,15 @@ from ..engine.optim import Optimizer
 from ..engine.precision import MATH, PassNotes
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
-from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
+from ..engine.tolerance import LOSSES, OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..errors import Diverged, DrossWarning, NotSupported
 
+_WHAT_THE_LOOP_DOES = (
+    "Does the loop add something to the loss that is not in the losses it was given (use penalty=), "
+    "weight them in a way that is not linear, draw random numbers outside the model, or change the "
+    "model by hand?"
+)
+_TF32_EPS = 2.0**-10
 _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
@@ -30,6 +37,20 @@ _ATTENTION_ADVICE = {  # whether the model draws random numbers
 }
 
 
+@dataclass(frozen=True)
+class SeenLoss:
+    """The loss that a loop computed of a micro-batch."""
+
+    loss: Tensor  # one number, or the losses of the instances [B]
+    count: int  # B
+    share: Any = None  # of each instance's loss in the one number
+
+    @property
+    def each(self) -> Tensor:
+        """As one number per instance [B]."""
+        return self.loss.expand(self.count)
+
+
 def check_replayable(
     executor: Executor,
     optimizer: Optimizer,
@@ -37,6 +58,7 @@ def check_replayable(
     step: Step,
     batches: Sequence[Batch],
     after: State,
+    losses: Sequence[SeenLoss],
     seen: Tensor,
     ranks: Reducer,
     t: int,
@@ -49,6 +71,7 @@ def check_replayable(
         step: what was recorded of the step.
         batches: this rank's micro-batches.
         after: theta and the buffers after the loop's own step.
+        losses: that the loop computed of these micro-batches.
         seen: the gradient that the optimizer saw [p].
         ranks: each rank rehearses its own batches.
         t: the number of the step.
@@ -58,11 +81,14 @@ def check_replayable(
     """
     step = replace(step, clip=ranks.clip(step.clip))
     with executor.training():
-        replayed, g, _ = take_step(executor, optimizer, before, step, batches)
+        replayed, g, of_batches = take_step(executor, optimizer, before, step, batches)
         (g,) = ranks.sum_over_theta(g)
         theta = advance(optimizer, before, step, g, {}).theta
+    for own, of_batch in zip(losses, of_batches):
+        _check_losses(own, of_batch, executor, t)
     # Adam's first steps do not depend on the size of the gradient
-    length = float(prepare_gradient(step, g).norm())
+    g = prepare_gradient(step, g)
+    length = float(g.norm())
     seen_length = float(seen.norm())
     if max(length, seen_length) > 2 * min(length, seen_length):
         raise NotSupported(
@@ -78,17 +104,66 @@ def check_replayable(
                 "which runs a block twice? Then BatchNorm counts a batch twice: checkpoint blocks "
                 "without it."
             )
+    apart = float((g - seen).norm()) / max(seen_length, torch.finfo(g.dtype).tiny)
+    if apart > max(ROUNDING_OF_LENGTH.relative(g.dtype), 2 * _rounding_of_kernels(executor)):
+        raise NotSupported(
+            f"Step {t} cannot be reproduced: the gradient that the optimizer saw and that of the "
+            f"recorded losses differ by {100 * apart:.2g} %. {_WHAT_THE_LOOP_DOES}"
+        )
     moved = size(after.theta - before.theta, OTHER_ORDER)
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after.theta, OTHER_ORDER, scale=scale):
         difference = size(theta - after.theta, OTHER_ORDER)
         raise NotSupported(
             f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
-            f"{moved:.2e}, a replay differs by {difference:.2e}. Does the loop add something to "
-            "the loss that is not in the losses it was given (use penalty=), weight them in a way "
-            "that is not linear, draw random numbers outside the model, or change the model by "
-            "hand?"
+            f"{moved:.2e}, a replay differs by {difference:.2e}. {_WHAT_THE_LOOP_DOES}"
         )
+
+
+def _rounding_of_kernels(executor: Executor) -> float:
+    """How far two kernels for the same pass may be apart, beyond the rounding of its own type."""
+    narrow = executor.objective.precision.narrow
+    if narrow is not None:
+        return _ROUNDINGS * torch.finfo(narrow).eps
+    # on a GPU convolutions round to tf32 unless told otherwise, and choose their own kernels
+    on_gpu = next(executor.objective.model.parameters()).is_cuda
+    return _ROUNDINGS * _TF32_EPS if on_gpu else 0.0
+
+
+def _check_losses(seen: SeenLoss, replayed: Tensor, executor: Executor, t: int) -> None:
+    """Refuse a micro-batch whose losses are not those that the recorder was given a loss for.
+
+    An optimizer such as Adam hides how large a gradient is, and a small difference shows late.
+    """
+    if seen.share is None:
+        value, expected = seen.loss, replayed.reshape(seen.loss.shape)
+    else:
+        value = seen.loss.reshape(())
+        # in float64, as the loop's own sum may be
+        share = torch.as_tensor(seen.share, dtype=torch.float64, device=value.device)
+        expected = (replayed.double() * share).sum()
+        value = value.to(expected.dtype)
+    scale = float(expected.abs().max())
+    allowed = max(LOSSES.relative(replayed.dtype), _rounding_of_kernels(executor))
+    difference = float((value - expected).abs().max())
+    if not math.isfinite(scale) or difference <= allowed * max(
+        scale, torch.finfo(value.dtype).tiny
+    ):
+        return
+    if seen.share is None:
+        raise NotSupported(
+            f"Step {t} cannot be reproduced: its losses differ from those of a replay by "
+            f"{difference:.2e} of {scale:.2e}. Does the model or the loss count its calls, or draw "
+            "random numbers that do not come from torch?"
+        )
+    raise NotSupported(
+        f"At step {t} the loss of the loop is {float(value):.6g}, and that of the recorder's loss, "
+        f"{executor.objective.loss_name}, is {float(expected):.6g}. Give the recorder the loss that "
+        "the loop uses, with one number per instance: dross.Recorder(model, "
+        "nn.CrossEntropyLoss(label_smoothing=0.1, reduction='none'), optimizer, ...). If the loop "
+        "does not take their mean, say what each counts: watch(loss, share=1) for a sum, "
+        "watch(loss, share=1 / weight[y].sum()) with class weights."
+    )
 
 
 def compare_attention(executor: Executor, before: State, batch: Batch) -> float | None:
@@ -134,16 +209,16 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     return gap
 
 
-def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
-    """Refuse a data set that does not give the first batch again: it cannot be replayed."""
+def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -> None:
+    """Refuse a data set that does not give a batch of step t again: it cannot be replayed."""
     seen = tree_leaves((x, y))
     again = tree_leaves(instances[ids])
     pairs = zip(seen, again)
     same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
     if len(seen) != len(again) or not same:
         raise NotSupported(
-            "The first batch is not what the data set gives for its ids. Record the inputs as the "
-            "data set has them and pass random transforms as augment=, which is replayed."
+            f"The batch of step {t} is not what the data set gives for its ids. Record the inputs "
+            "as the data set has them and pass random transforms as augment=, which is replayed."
         )
 
 

@@ -31,7 +31,7 @@ from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
 from ..tape.retention import Keep
 from .average import AverageWatch
-from .replayable import check_finite, check_replayable, compare_attention
+from .replayable import SeenLoss, check_finite, check_replayable, compare_attention
 from .user_loop import LoopTape, UserLoop
 
 _STEPS_BETWEEN_REHEARSALS = 32  # at least
@@ -77,9 +77,10 @@ class StepWatch:
         self._skipping = False  # a GradScaler lets the optimizer take no step
         self.skipped = 0  # steps that it left out
         self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
-        self._losses: list[Tensor] = []  # of the pending micro-batches
+        self._losses: list[SeenLoss] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
+        self._gradient: Tensor | None = None  # [p] of the step that the optimizer is taking
         self._next_rehearsal = 0  # not before this step: it costs a step
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self.average: AverageWatch | None = None
@@ -202,7 +203,7 @@ class StepWatch:
         with nullcontext() if loop.autocast is None else loop.autocast.around("loss"):
             with use_seed(loop.device, batch.seed):
                 outputs = apply_model(loop.called, batch.x)
-            losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
+                losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
             if loop.penalty is not None:
                 losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
         self.watch_loss(losses, None, weights)
@@ -239,7 +240,8 @@ class StepWatch:
 
         loss.register_hook(watch)
         before = self._losses if len(self._pending) > 1 else []
-        self._losses = [*before, loss.detach().expand(count)]
+        share = None if not single else (1 / count if share is None else share)
+        self._losses = [*before, SeenLoss(loss.detach(), count, share)]
 
     def compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
@@ -359,7 +361,12 @@ class StepWatch:
             )
         self.check_untouched()
         self.gradients.check_step(self.tape.binding.layout, self.loop.optimizer, steps)
-        self._scale *= _scale_in_step(self.loop.optimizer)
+        scale = _scale_in_step(self.loop.optimizer)
+        self._scale *= scale
+        # now, because an optimizer may change gradients in place (foreach, with Nesterov momentum)
+        self._gradient = self.gradients.flat(self.tape.binding.layout)
+        if scale != 1:
+            self._gradient /= scale
         self.stepping = True
 
     def after_step(self) -> None:
@@ -385,10 +392,12 @@ class StepWatch:
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
         batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs]
-        g = self.gradients.flat(binding.layout)
+        g = self._gradient
+        assert g is not None
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
-        check_finite(t, after, g, self._losses, ids, kept=writer.segment_start)
+        losses = [seen.each for seen in self._losses]
+        check_finite(t, after, g, losses, ids, kept=writer.segment_start)
         if opens and t >= self._next_rehearsal:
             assert self._before is not None
             check_replayable(
@@ -398,6 +407,7 @@ class StepWatch:
                 step,
                 batches,
                 after=State(after, buffers=binding.layout.read_buffers(self.loop.model)),
+                losses=self._losses,
                 seen=g,
                 ranks=self.tape.rehearsing,
                 t=t,
@@ -408,6 +418,7 @@ class StepWatch:
             self._next_rehearsal = t + _STEPS_BETWEEN_REHEARSALS
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
+        self._gradient = None
         self._pending = []
         self._stepped = True
         self.stepping = False
