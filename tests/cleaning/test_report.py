@@ -82,7 +82,8 @@ def test_the_first_screen_tells_the_story(tmp_path):
     assert story["Recommendation"][0] == "Relabel 5 and remove 5"
     assert "other 50 of 60" in story["Recommendation"][1]
     error, change = story["Held-out error"]
-    assert error == "15.0 % → 13.9 %" and "-1.1 points, 95 % interval -1.4 to -0.8" in change
+    assert error == "15.0 % → 13.9 %"
+    assert "-1.1 points, 95 % confidence interval -1.4 to -0.8" in change
     assert "Log loss: 0.400 → 0.389" in change
     assert story["Verified by retraining"][0] == "Not yet"
     write_verdict(project, make_verdict())

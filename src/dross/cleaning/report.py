@@ -172,7 +172,7 @@ def _tell_errors(project: Project) -> list[dict[str, str]]:
     title = f"Held-out {first}"
     if info.recommendation.plan is None:
         return [{"title": title, "value": words["before"], "detail": "On the data as they are."}]
-    changes = [f"{words['change']}, 95 % interval {words['interval']}."]
+    changes = [f"{words['change']}, 95 % confidence interval {words['interval']}."]
     changes += [
         f"{name.capitalize()}: {words['before']} → {words['after']}, interval of the change "
         f"{words['interval']}."

@@ -81,8 +81,8 @@ function open() {
       h("td", {}, data(other.what), other.rule ? h("span", { class: "interval-words" }, other.rule) : null), other.figures.map(cell)));
   const titles = ["Plan", "What it does", ...plan.measures];
   const figure = plan.figure && h("figure", {}, h("img", { class: "plans-figure", src: plan.figure, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
-    h("figcaption", {}, "The change under each plan on held-out instances, with its 95 % interval. Below zero is better; the recommended plan is blue."));
-  const meaning = "Each cell: before → after, the change, and its 95 % interval, on held-out instances. The log loss counts that some of their labels are wrong; in the plain log loss all of them count as right. To use another plan, pass its name to dross judge or dross export with --plan.";
+    h("figcaption", {}, "The change under each plan on held-out instances, with its 95 % confidence interval. Below zero is better; the recommended plan is blue."));
+  const meaning = "Each cell: before → after, the change, and its 95 % confidence interval, on held-out instances. The log loss counts that some of their labels are wrong; in the plain log loss all of them count as right. To use another plan, pass its name to dross judge or dross export with --plan.";
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
   show(byId("plans-body"), figure, table, rows.length ? h("p", { class: "quiet small" }, project.classes.length ? meaning : meaning.replaceAll("log loss", "squared error")) : null);
