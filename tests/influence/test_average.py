@@ -320,3 +320,29 @@ def test_weights_of_an_average_add_up():
     assert equal == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
     twice = sum_weights([(1, 1.0), (4, 0.5), (4, 0.5)])
     assert twice == pytest.approx({1: 0.25, 4: 0.75})
+
+
+def test_an_average_that_begins_in_the_middle_says_so(tmp_path):
+    """A run that is killed leaves its steps and no average of them."""
+    p = problem("mlp", "sgd")
+
+    def record(steps, watch, **options):
+        model, optimizer = p.start()
+        recorder = dross.Recorder(
+            model.train(), p.loss, optimizer, path=tmp_path / "mine", **options
+        )
+        averaged = AveragedModel(model)
+        if watch:
+            recorder.watch_average(averaged)
+        for ids in p.batches[steps]:
+            with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
+                losses.mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            averaged.update_parameters(model)
+        recorder.close()
+
+    record(slice(0, 2), False)
+    with pytest.warns(dross.DrossWarning, match="so this average begins at step 2"):
+        record(slice(2, 4), True, resume=True)
+    assert Tape(tmp_path / "mine").average().steps.tolist() == [3, 4]

@@ -18,7 +18,7 @@ import dross
 from dross.errors import InvalidInput, NotSupported
 from dross.integrations.lightning import DrossCallback
 from tests.oracles import slope
-from tests.record.user_loops import close
+from tests.record.user_loops import check_bitwise, close
 
 random = np.random.default_rng(0)
 X, Y = torch.tensor(random.normal(size=(11, 4))), torch.tensor(random.integers(3, size=11))
@@ -232,3 +232,47 @@ def test_margins_of_losses_alone_are_refused(tmp_path):
     fit(module, (X, Y), [callback])
     with pytest.raises(NotSupported, match='must return "logits" and "labels"'):
         callback.recorded_run().margins()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_channels_last(tmp_path, precision):
+    """A replay gives the module the order in memory that training_step gave it."""
+    torch.manual_seed(2)
+    images = torch.randn(24, 3, 10, 10)
+    labels = torch.randint(0, 3, (24,))
+
+    class Images(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)
+            self.net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 3))
+            self.net.to(memory_format=torch.channels_last)
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.cross_entropy(self(x.to(memory_format=torch.channels_last)), y)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    keep = dross.tape.Checkpoints(every=1000)
+    callback = DrossCallback("cross_entropy", path=tmp_path / "tape", keep=keep)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        precision=precision,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning on the number of workers
+        trainer.fit(Images(), DataLoader(TensorDataset(images, labels), 8, shuffle=True))
+    check_bitwise(callback.recorded_run())

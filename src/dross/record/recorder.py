@@ -431,6 +431,13 @@ class Recorder:
                 "the tape does not know these updates. Call recorder.watch_average before training, or "
                 "begin a new average."
             )
+        if self._tape.earlier is not None and self.steps and earlier is None:
+            warnings.warn(
+                f"The tape holds no average of the first {self.steps} steps (a killed run leaves "
+                f"none), so this average begins at step {self.steps}.",
+                DrossWarning,
+                stacklevel=2,
+            )
         self._watch.average = watch
 
     def close(self) -> None:

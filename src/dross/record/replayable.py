@@ -105,7 +105,7 @@ def check_replayable(
                 "without it."
             )
     apart = float((g - seen).norm()) / max(seen_length, torch.finfo(g.dtype).tiny)
-    if apart > max(ROUNDING_OF_LENGTH.relative(g.dtype), 2 * _rounding_of_kernels(executor)):
+    if apart > max(ROUNDING_OF_LENGTH.relative(g.dtype), 4 * _rounding_of_kernels(executor)):
         raise NotSupported(
             f"Step {t} cannot be reproduced: the gradient that the optimizer saw and that of the "
             f"recorded losses differ by {100 * apart:.2g} %. {_WHAT_THE_LOOP_DOES}"
