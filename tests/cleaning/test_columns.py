@@ -75,3 +75,12 @@ def test_a_task_that_is_guessed_from_numbers_is_noted(tmp_path, labels, note):
         each for each in prepare(Request(str(tmp_path / "t.csv"), "y")).notes if "task=" in each
     ]
     assert guesses == ([] if note is None else [f"{note}changes this."])
+
+
+def test_of_thousands_of_columns_the_first_are_named():
+    frame = pandas.DataFrame({f"n{k}": ["1", "2", "4"] for k in range(3000)}, dtype=object)
+    constant = pandas.DataFrame({f"c{k}": ["x"] * 3 for k in range(3000)}, dtype=object)
+    lines = describe_columns(infer_columns(pandas.concat([frame, constant], axis=1), {}))
+    assert len(lines) < 40 and max(map(len, lines)) < 400
+    assert lines[0].startswith("Numbers: n0, n1, ") and lines[0].endswith(" and 2,970 more.")
+    assert "2,970 more columns are ignored." in lines

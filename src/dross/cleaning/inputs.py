@@ -33,6 +33,7 @@ from .tables import (
     describe_columns,
     infer_columns,
     list_columns,
+    list_names,
     read_table,
 )
 from .task import REGRESSION, check_size
@@ -137,7 +138,7 @@ def prepare(request: Request) -> PreparedData:
     else:
         encoder = TableEncoder(train.content, columns)
         if encoder.skewed:
-            skewed = ", ".join(encoder.skewed)
+            skewed = list_names(encoder.skewed)
             notes.append(f"Highly skewed, and so on a logarithmic scale: {skewed}.")
     encoded = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
     x = {part: encoded.get(part, encoded["train"][:0]) for part in PARTS}

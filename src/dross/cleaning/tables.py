@@ -30,6 +30,7 @@ from .text import TEXT
 
 TABLE = Modality("table")
 
+_LISTED = 30  # columns that are named; there may be thousands
 _MISSING = ("", "?", "NA", "N/A", "nan", "NaN", "null", "NULL", "None", "-")
 
 
@@ -234,14 +235,25 @@ def describe_columns(columns: list[Column]) -> list[str]:
     lines = []
     for kind, words in (("number", "Numbers"), ("category", "Categories"), ("date", "Dates")):
         if names := [column.name for column in columns if column.kind == kind]:
-            lines.append(f"{words}: {', '.join(names)}.")
+            lines.append(f"{words}: {list_names(names)}.")
     ignored = [column for column in columns if column.kind in _UNUSED]
-    for column in ignored:
+    for column in ignored[:_LISTED]:
         is_text = column.kind == "ignore" and column.why.endswith("different texts")
         hint = f" To learn from them alone: `text={column.name!r}`." if is_text else ""
         lines.append(f"'{column.name}' is ignored: {column.why}.{hint}")
-    odd = [column for column in columns if column.why and column not in ignored]
-    return [*lines, *(f"'{column.name}': {column.why}." for column in odd)]
+    if len(ignored) > _LISTED:
+        lines.append(f"{len(ignored) - _LISTED:,} more columns are ignored.")
+    odd = [column for column in columns if column.why and column.kind not in _UNUSED]
+    lines += [f"'{column.name}': {column.why}." for column in odd[:_LISTED]]
+    if len(odd) > _LISTED:
+        lines.append(f"{len(odd) - _LISTED:,} more columns are like these.")
+    return lines
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The names of columns for a sentence: the first, and how many more there are."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def check_cells(content: Frame, names: Sequence[str], columns: list[Column]) -> None:
