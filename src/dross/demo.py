@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from ._figures import encode_png
+from ._io import write_bytes
 from .cleaning.export import export
 from .cleaning.judge import judge
 from .cleaning.pipeline import clean
 from .cleaning.plans import KEEP
 from .cleaning.project import Project
 from .cleaning.verdict import Verdict
+from .errors import InvalidInput
 
 FLIPPED_SHARE = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part
@@ -64,14 +66,28 @@ def load_flipped_digits(seed: int = 0) -> Digits:
 
 
 def write_images(digits: Digits, folder: Path) -> dict[str, Path]:
-    """Write the three parts as folders of PNG files, one folder per class; return the folders."""
+    """Write the three parts as folders of PNG files, one folder per class; return the folders.
+
+    Raises:
+        InvalidInput: the folder holds something else.
+        DrossError: it cannot be written.
+    """
     parts = {"train": digits.train, "validation": digits.validation, "test": digits.test}
+    images = {}
     for part, (x, y) in parts.items():
         for k, (image, label) in enumerate(zip(x, y.tolist())):
             path = folder / part / str(label) / f"{k:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
             pixels = (255 * image.reshape(8, 8).numpy()).astype(np.uint8)
-            path.write_bytes(encode_png(pixels))
+            images[path] = encode_png(pixels)
+    for path in folder.rglob("*"):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder and (path not in images or path.read_bytes() != images[path]):
+            raise InvalidInput(
+                f"{path} is not a file of the demo, and the demo replaces nothing. Choose another "
+                "folder with `out`."
+            )
+    for path, raw in images.items():
+        write_bytes(path, raw, sync=False)
     return {part: folder / part for part in parts}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import dross
 from dross.cleaning.project import Project
+from dross.demo import load_flipped_digits, write_images
 from dross.errors import DrossError, InvalidInput
 from tests.cleaning.made_inputs import QUICK, small_table
 
@@ -129,6 +130,24 @@ def test_a_full_disk_leaves_the_old_copy_and_the_old_list(little, monkeypatch):
         patched.setattr(os, "fsync", full)
         dross.export(little, copy, remove=9, overwrite=True)
     assert contents(little.parent) == before
+
+
+@pytest.mark.parametrize("name", ["train/0/0000.png", "notes.txt", "train"])
+def test_the_demo_replaces_nothing(tmp_path, name):
+    folder = tmp_path / "mnist-digits"
+    digits = load_flipped_digits()
+    write_images(digits, folder)
+    write_images(digits, folder)  # an earlier demo's
+    place = folder / name
+    if name == "train":
+        place.rename(tmp_path / "moved")
+        place.symlink_to(tmp_path / "moved")
+    else:
+        place.write_bytes(b"mine")
+    before = contents(tmp_path)
+    with pytest.raises(InvalidInput, match=f"{name} is not a file of the demo"):
+        write_images(digits, folder)
+    assert contents(tmp_path) == before
 
 
 # --- the folder of dross clean ---
