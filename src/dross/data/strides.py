@@ -46,6 +46,10 @@ def put_in_order(t: Tensor, order: Order) -> Tensor:
     return t.permute(full).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
+def _is_plain(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_contiguous() and 1 not in t.shape
+
+
 def orders_of(values: Any) -> Orders:
     """The orders of all tensors in a batch."""
     orders = tuple(memory_order(t) if isinstance(t, Tensor) else () for t in tree_leaves(values))
@@ -54,6 +58,8 @@ def orders_of(values: Any) -> Orders:
 
 def put_all_in_order(values: Any, orders: Orders) -> Any:
     """A batch with its tensors in these orders."""
+    if not orders and all(_is_plain(t) for t in values):
+        return values  # nearly always, and then a step need not wait for the general walk
     left = iter(orders)
 
     def put(t: Any) -> Any:

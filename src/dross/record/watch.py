@@ -391,7 +391,7 @@ class StepWatch:
         step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
-        batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs]
+        batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs if opens]
         g = self._gradient
         assert g is not None
         after = binding.read_theta()
