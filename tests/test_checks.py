@@ -67,7 +67,7 @@ def test_names_that_no_file_system_holds_are_refused(tmp_path):
         lambda: dross.train(None, None, None, None, path=name),
     ]
     for call in calls:
-        with pytest.raises(InvalidInput, match="too long for the name of a file"):
+        with pytest.raises(InvalidInput, match="too long for a file name"):
             call()
 
 
@@ -77,5 +77,5 @@ def test_misuse_of_the_python_api_is_an_error_of_dross(tmp_path):
     with pytest.raises(InvalidInput, match="seed must be a whole number, not 'x'"):
         dross.clean("t.csv", "y", seed="x", out=tmp_path / "run")
     for call in (dross.judge, dross.Project.open):
-        with pytest.raises(InvalidInput, match="folder must be the path of a folder, not None"):
+        with pytest.raises(InvalidInput, match="folder must be the path to a folder, not None"):
             call(None)

@@ -37,7 +37,7 @@ def test_scores_are_plotted_from_the_most_harmful(plt):
 
 def test_one_of_several_queries_is_plotted():
     assert made_scores(3, 20).plot(query=2).get_title().endswith("20 instances")
-    with pytest.raises(InvalidInput, match="say which"):
+    with pytest.raises(InvalidInput, match="specify one"):
         made_scores(3, 20).plot()
 
 

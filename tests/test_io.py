@@ -184,7 +184,9 @@ def test_a_lock_that_dross_did_not_write_stays_as_it_is(tmp_path, kind):
         path.write_text("mine")
     else:
         path.hardlink_to(theirs)
-    with pytest.raises(DrossError, match=r"lock (cannot be locked|is not a lock of dross): it is"):
+    with pytest.raises(
+        DrossError, match=r"lock (cannot be locked|is not a lock file of dross): it is"
+    ):
         hold_lock(path, "it").__enter__()
     assert theirs.read_text() == before and os.path.lexists(path)
     assert kind != "file" or path.read_text() == "mine"

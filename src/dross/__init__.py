@@ -5,7 +5,7 @@ for every training instance, how any query would change if that instance had bee
 Hara, Nitanda, Maehara, "Data Cleansing for Models Trained with SGD", NeurIPS 2019.
 
 Advanced names are in `dross.tape` (what a recording keeps), `dross.data` (what a loader yields),
-`dross.optim` (optimizers of your own) and `dross.estimators` (other ways to score instances).
+`dross.optim` (your own optimizers) and `dross.estimators` (other ways to score instances).
 """
 
 import importlib

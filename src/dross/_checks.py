@@ -34,7 +34,9 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
     """
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or int(value) < at_least:
-        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r:.40}.")
+        raise InvalidInput(
+            f"{what} must be a whole number of at least {at_least}, not {value!r:.40}."
+        )
     if int(value) > at_most:
         raise InvalidInput(f"{what} must be at most {at_most:,}, not {value!r:.40}: {because}.")
     return int(value)
@@ -43,9 +45,11 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
 def check_folder(value: Any, what: str) -> str | os.PathLike:
     """The value if it can name a folder, or an error that calls it `what`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise InvalidInput(f"{what} must be the path of a folder, not {value!r}.")
+        raise InvalidInput(f"{what} must be the path to a folder, not {value!r}.")
     if not os.fspath(value) or "\0" in os.fspath(value):
-        raise InvalidInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
+        raise InvalidInput(
+            f"{what} must be the path to a folder, but {os.fspath(value)!r} is not a folder."
+        )
     check_file_name(os.fspath(value))
     check_reachable(value)
     return value
@@ -70,13 +74,13 @@ def check_file_name(name: str) -> None:
         name.encode("utf-8")
     except UnicodeEncodeError:
         raise InvalidInput(
-            f"The name of {printable(name)} is not UTF-8. Give the file another name."
+            f"The name of {printable(name)} is not UTF-8. Rename the file."
         ) from None
     longest = max(PurePath(name).parts, key=len, default="")
     if len(longest.encode()) > _LONGEST_NAME:
         raise InvalidInput(
-            f"'{longest[:40]}...' is too long for the name of a file: it has "
-            f"{len(longest.encode())} bytes, and {_LONGEST_NAME} is the limit."
+            f"'{longest[:40]}...' is too long for a file name: it has {len(longest.encode())} "
+            f"bytes, and the limit is {_LONGEST_NAME}."
         )
 
 
@@ -87,7 +91,7 @@ def check_function(value: Any, what: str) -> None:
 
 
 def check_signature(function: Callable, call: str, given: str) -> None:
-    """Refuse a function that cannot be called with as many arguments as dross gives it.
+    """Refuse a function that cannot be called with as many arguments as dross passes to it.
 
     Arguments:
         function: what the user passed.
@@ -131,6 +135,6 @@ def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> s
         more = f" and {len(known) - _MOST_NAMES:,} more" if len(known) > _MOST_NAMES else ""
         shown = ", ".join(map(str, known[:_MOST_NAMES]))
         raise InvalidInput(
-            f"There is no {kind} named '{name}'{where}.{hint} The names are: {shown}{more}."
+            f"There is no {kind} named '{name}'{where}.{hint} Valid names are: {shown}{more}."
         )
     return name

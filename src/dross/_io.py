@@ -114,13 +114,13 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         with open_in_place(path) as file:
             if file.read(1):
                 raise InvalidInput(
-                    f"{path} is not a lock of dross: it is not empty. Move it to another place."
+                    f"{path} is not a lock file of dross: it is not empty. Move it elsewhere."
                 )
         lock.acquire(timeout=0)
     except Timeout:
         raise InvalidInput(
-            f"Another dross is writing to {what} and holds {path}. Wait until it has ended, or "
-            "choose another place."
+            f"Another dross process is writing to {what} and has locked {path}. Wait until it has "
+            "finished, or choose another folder."
         ) from None
     except OSError as error:
         raise DrossError(f"{path} cannot be locked: {error.strerror or error}.") from error
@@ -224,8 +224,8 @@ def temporary_folder() -> Iterator[Path]:
         folder = tempfile.TemporaryDirectory(prefix="dross-", ignore_cleanup_errors=True)
     except OSError as error:
         raise DrossError(
-            f"A temporary folder cannot be made: {error.strerror or error}. Let TMPDIR name a "
-            "folder that can be written."
+            f"A temporary folder cannot be created: {error.strerror or error}. Set TMPDIR to a "
+            "writable folder."
         ) from error
     with folder as place:
         yield Path(place)

@@ -14,7 +14,7 @@ from ._text import printable
 from .errors import DrossWarning, InvalidInput, first_line
 
 Advance = Callable[[int], None]
-"""Called with how much more is done since the last call."""
+"""Called with the amount of work done since the last call."""
 
 Callback = Callable[[dict[str, float], int], None]
 
@@ -60,7 +60,7 @@ def on_progress(callback: Callback) -> Iterator[None]:
     """
     if not callable(callback):
         raise InvalidInput(
-            f"on_progress takes a function callback(values, step), not {callback!r:.60}."
+            f"on_progress needs a function callback(values, step), not {callback!r:.60}."
         )
     token = _LISTENER.set(_Listener(callback))
     try:
@@ -80,8 +80,8 @@ def report(values: Mapping[str, float], step: int) -> None:
     except Exception as error:  # whatever it is, the work is worth more
         listener.failed = True
         warnings.warn(
-            f"The callback of on_progress failed ({type(error).__name__}: {first_line(error)}). "
-            "dross continues without it.",
+            f"The on_progress callback failed ({type(error).__name__}: {first_line(error)}). dross "
+            "continues without it.",
             DrossWarning,
             stacklevel=2,
         )

@@ -83,7 +83,7 @@ _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def disarm_cell(cell: object) -> object:
     """A cell for a file that a person opens in a spreadsheet.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it
+    A text that a spreadsheet would treat as a formula gets an apostrophe before it, which makes it
     a text there. Numbers, and texts that are numbers, stay as they are.
     """
     if not isinstance(cell, str) or not cell.startswith(_BEGINS_A_FORMULA):

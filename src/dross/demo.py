@@ -18,7 +18,7 @@ from .cleaning.verdict import Verdict
 from .errors import InvalidInput
 
 FLIPPED_SHARE = 0.05
-TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part
+TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test set
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Digits:
     train: tuple[torch.Tensor, torch.Tensor]
     validation: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
-    true_labels: np.ndarray  # of the training part, before some were flipped
+    true_labels: np.ndarray  # of the training set, before some were flipped
     flipped: np.ndarray  # bool [N]
 
 
@@ -44,7 +44,7 @@ class DemoResult:
     found: int  # flipped ones among those
     written: int  # images in the copy
     wrong_left: int  # labels in the copy that are wrong
-    errors: tuple[float, float]  # of a model that learns the input, or the copy, on right labels
+    errors: tuple[float, float]  # of a model trained on the input, or on the copy; on right labels
 
 
 def load_flipped_digits(seed: int = 0) -> Digits:
@@ -96,14 +96,14 @@ def run_demo(
 ) -> DemoResult:
     """Write the digits as images, clean, judge and export one folder, and compare.
 
-    Only the training part is used, and no part of it is set aside: every label is examined, and
-    the verdict holds one part after the other out.
+    Only the training set is used, and no part of it is set aside: every label is examined, and the
+        verdict holds out one fold after the other.
 
     Arguments:
         folder: Where the project goes; the images and the cleaned copy go to folders beside it.
-        seeds: How many fresh seeds the verdict rests on.
+        seeds: The number of new seeds in the comparison.
         progress: Whether to show progress bars.
-        say: Called with each line that `clean` has to say.
+        say: Called with each line that `clean` prints.
     """
     digits = load_flipped_digits()
     folders = write_images(digits, folder.with_name(f"{folder.name}-digits"))
@@ -144,7 +144,7 @@ def run_demo(
 
 
 def _measure_error(digits: Digits, kept: np.ndarray, labels: np.ndarray) -> float:
-    """The error on the test part, whose labels are right, of a model that learns some digits."""
+    """The error on the test set, whose labels are right, of a model trained on some digits."""
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(max_iter=1000).fit(digits.train[0].numpy()[kept], labels)

@@ -1,4 +1,5 @@
-"""The errors that dross raises on purpose. Each message says what happened, where, and what to do.
+"""The errors that dross raises on purpose. Each message states what happened, where, and what to
+do.
 
 DrossError          catch this one to catch them all; raised itself for what is outside of dross:
 |                   a full disk, another process that died

@@ -1,4 +1,4 @@
-"""Optimizers of your own: `dross.optim.register` teaches dross the update rule of a class."""
+"""Your own optimizers: `dross.optim.register` adds the update rule of a class."""
 
 from .engine.optim_custom import register
 

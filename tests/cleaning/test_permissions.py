@@ -123,6 +123,6 @@ def test_a_folder_that_may_not_be_written(folder):
 def test_no_folder_for_temporary_files(folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "nowhere"))
     x = np.random.default_rng(0).normal(size=(80, 3))
-    with pytest.raises(DrossError, match=r"folder cannot be made.* Let TMPDIR name"):
+    with pytest.raises(DrossError, match=r"folder cannot be created.* Set TMPDIR"):
         dross.clean(x, x[:, 0] > 0, out=folder / "new", **OPTIONS)
     assert dross.clean(folder / "train.csv", "kind", out=folder / "new", **OPTIONS).classes

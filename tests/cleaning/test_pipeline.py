@@ -163,7 +163,7 @@ WRONG = {
         "`epochs` must be at most 1,000,000, not 1",
     ),
     "no epochs": (TWO_CLASSES, {"epochs": 0}, "`epochs` must be at least 1"),
-    "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
+    "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory at once"),
     "too many runs": (
         TWO_CLASSES,
         {"repeats": 10**6},

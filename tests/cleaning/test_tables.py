@@ -165,7 +165,7 @@ def test_parquet_columns_may_be_named_by_numbers(tmp_path):
 def test_what_is_no_file_is_refused(tmp_path, name):
     with pytest.raises(InvalidInput, match="There is no file"):
         prepare(Request(str(tmp_path / name), "y"))
-    with pytest.raises(InvalidInput, match="too long for the name of a file"):
+    with pytest.raises(InvalidInput, match="too long for a file name"):
         prepare(Request("x" * 5000 + name, "y"))
     (tmp_path / name).write_bytes(b"PAR1 nonsense PAR1")
     with pytest.raises(InvalidInput):

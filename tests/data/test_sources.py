@@ -68,7 +68,7 @@ def test_dicts_of_columns():
     for row in ({"x": 1.0, "z": 2.0}, {"label": 1}, {"x": 1.0, "label": 1, "y": 2}):
         with pytest.raises(InvalidInput, match=r"not clear which one is the label.*rename_column"):
             Instances(Rows([row] * 3), CPU, F64)
-    with pytest.raises(InvalidInput, match="Turn texts into numbers first"):
+    with pytest.raises(InvalidInput, match="Convert text to numbers first"):
         Instances(Rows([{"x": 1.0, "label": "cat"}] * 3), CPU, F64)
 
 

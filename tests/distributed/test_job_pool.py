@@ -172,7 +172,7 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
     p = problem("mlp", "sgd")
     raw = cloudpickle.dumps(record(p, path=tmp_path / "tape"))
     record(p, path=tmp_path / "tape", overwrite=True)
-    with pytest.raises(InputChanged, match="not the one that this work was sent for"):
+    with pytest.raises(InputChanged, match="not the one that this task was created for"):
         pickle.loads(raw)
     for file in (tmp_path / "tape").iterdir():
         file.unlink()

@@ -142,7 +142,7 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
         assert np.isfinite(alone).all() and alone.any()
     scores = run.influence(asked, weights="average")
     assert run.verify(scores, n=len(p.X)).tau > 0.5
-    with pytest.raises(InvalidInput, match="leave `step` out"):
+    with pytest.raises(InvalidInput, match="leave out `step`"):
         run.influence(asked, weights="average", step=2)
     with pytest.raises(InvalidInput, match="weights must be 'model' or 'average'"):
         run.influence(asked, weights="mean")
@@ -212,7 +212,7 @@ def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path, resume=True)
     averaged = AveragedModel(model, **options)
     averaged.update_parameters(model)
-    with pytest.raises(NotSupported, match="the tape does not know these updates"):
+    with pytest.raises(NotSupported, match="these updates are not on the tape"):
         recorder.watch_average(averaged)
 
 

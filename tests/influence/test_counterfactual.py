@@ -83,7 +83,7 @@ def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"path": tmp_path / "tape", "epochs": 1, "batch_size": 64, "progress": False}
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
-    with pytest.warns(dross.DrossWarning, match="see the removed instances"):
+    with pytest.warns(dross.DrossWarning, match="use the removed instances"):
         cut = run.counterfactual([[0], [5]], removal="data").changes(dross.mean_loss(data))
     weight = run.counterfactual([[0], [5]]).changes(dross.mean_loss(data))
     assert np.abs(cut - weight).max() > 0.1 * np.abs(weight).max()
@@ -175,7 +175,7 @@ def test_two_ways_of_removal_differ_with_batchnorm_only(record):
 def test_batchnorm_with_one_instance_left_is_refused_by_name(record):
     p = problem("batchnorm", "sgd", epochs=1)
     p.batches = [np.arange(4)]
-    with pytest.raises(NotSupported, match="Step 0 cannot be taken with what is left"):
+    with pytest.raises(NotSupported, match="Step 0 cannot be taken with the rest"):
         record(p).counterfactual([[0, 1, 2]], removal="data")
 
 

@@ -84,7 +84,7 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     monkeypatch.setattr(
         executor.splitter, "objective", replace(executor.objective, penalty=penalty)
     )
-    with pytest.raises(InputChanged, match="replayed to a different theta"):
+    with pytest.raises(InputChanged, match="leads to a different theta"):
         run.influence(query(p), resume=tmp_path / "progress")
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
     whole = kept.read_bytes()
     for damaged in (whole[:-9], whole[:-9] + b"\x01" * 9, b"", b"{}"):
         kept.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match="Remove it to retrace from the beginning"):
+        with pytest.raises(CorruptFile, match="Delete it to retrace from the beginning"):
             run.influence(query(p), resume=kept.parent)
     kept.unlink()
     np.testing.assert_array_equal(
@@ -236,9 +236,7 @@ def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
     uploaded = sorted(system.find("/bucket"))
     model, _ = p.start()
     opened = dross.load("memory://bucket/run", model, (p.X, p.Y), p.loss, progress=False)
-    with pytest.raises(
-        InvalidInput, match=r"memory://bucket/run can only be read.*resume='folder'"
-    ):
+    with pytest.raises(InvalidInput, match=r"memory://bucket/run is read-only.*resume='folder'"):
         opened.influence(query(p), resume=True)
     expected = run.influence(query(p))
     interrupted(opened, query(p), tmp_path / "progress", monkeypatch)

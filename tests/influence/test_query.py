@@ -142,7 +142,7 @@ def test_bad_queries(case):
         run.influence(dross.query(lambda params, buffers: 3.0))
     with pytest.raises(InvalidInput, match="nothing"):
         run.influence(dross.query(lambda params, buffers: params["nothing"]))
-    with pytest.raises(InvalidInput, match="Flatten it"):
+    with pytest.raises(InvalidInput, match="Flatten the result"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"]))
     with pytest.raises(Diverged, match="not finite"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"].sum() * float("nan")))
@@ -151,7 +151,7 @@ def test_bad_queries(case):
 BAD = {
     "one argument": (lambda params: 0, r"takes \(params\), but dross calls fn\(params, buffers\)"),
     "three": (lambda a, b, c: 0, r"takes \(a, b, c\), but .*two dicts of name -> tensor"),
-    "no function": (None, "takes a function"),
+    "no function": (None, "must be a function"),
     "a constant": (lambda params, _: torch.ones(()), "does not depend on the model's parameters"),
     "detached": (lambda params, _: params["0.weight"].detach().sum(), r"without detach\(\)"),
     "places": (lambda params, _: params["0.weight"].argmax(), "argmax"),
@@ -186,7 +186,7 @@ class TestWhatIsNotFinite:
                 run.influence(make((inputs, p.Y_val)))
 
     def test_the_query(self, case):
-        with pytest.raises(Diverged, match=r"though the model is\. Look at its formula"):
+        with pytest.raises(Diverged, match=r"though the model is\. Check its formula"):
             case[1].influence(dross.query(lambda params, _: params["0.weight"].sum() / 0))
 
     def test_the_model(self, case):

@@ -287,7 +287,7 @@ def test_scores_of_a_run_that_magnifies_changes_say_so(tmp_path):
     calm, wild = ask(0.05, 5), ask(30.0, 12)
     assert calm.trust and "verify" in calm.trust and "trust" not in repr(calm)
     assert wild.details["adjoint_growth"] > 12
-    assert wild.trust and "Lower the rate" in wild.trust and "trust" in repr(wild)
-    assert "Lower the rate" in wild._repr_html_()
+    assert wild.trust and "Lower the learning rate" in wild.trust and "trust" in repr(wild)
+    assert "Lower the learning rate" in wild._repr_html_()
     file = wild.save(tmp_path / "scores.safetensors")
     assert dross.Scores.load(file).trust == wild.trust

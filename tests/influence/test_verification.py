@@ -224,7 +224,7 @@ def test_scores_from_a_file_are_not_verified_on_other_data(case, tmp_path, what)
     other = other_data(p)[what]
     assert other.name == scores.query.name
     path = scores.save(tmp_path / "scores.safetensors")
-    message = "another value at this model.*of other data"
+    message = "a different value for this model.*on other data"
     with pytest.raises(InvalidInput, match=message):
         run.verify(dross.Scores.load(path, other), [0, 1])
     with pytest.raises(InvalidInput, match=message):
@@ -234,7 +234,7 @@ def test_scores_from_a_file_are_not_verified_on_other_data(case, tmp_path, what)
 def test_scores_of_another_run_are_refused(case, record):
     _, _, scores = case
     other = record(problem("mlp", "momentum", epochs=2))
-    with pytest.raises(InvalidInput, match="the scores of another run"):
+    with pytest.raises(InvalidInput, match="the scores belong to another run"):
         other.verify(replace(scores, step=other.steps), [0, 1])
 
 
@@ -265,6 +265,6 @@ def test_scores_of_another_number_of_values_are_refused(case):
     p, run, scores = case
     one = replace(scores, query=dross.losses((p.X_val[:3], p.Y_val[:3])))
     with pytest.raises(
-        InvalidInput, match="query has 3 values and the scores have one value: they"
+        InvalidInput, match="query has 3 values, but the scores have one value: they"
     ):
         run.verify(one, [0, 1])

@@ -120,7 +120,7 @@ def test_weights_in_get_loss_are_seen_and_rows_are_those_of_X(tmp_path):
 
 def test_refusals(tmp_path):
     weighted = {"module": Net, "criterion__weight": torch.ones(3, dtype=torch.float64)}
-    with pytest.raises(NotSupported, match="divides by their sum"):
+    with pytest.raises(NotSupported, match="divides the loss by the sum"):
         build(NeuralNetClassifier, [DrossCallback(path=tmp_path / "t")], **weighted).fit(X, Y)
     with pytest.raises(InvalidInput, match=r"call net\.fit first"):
         DrossCallback(path=tmp_path / "t").recorded_run()

@@ -219,7 +219,7 @@ def test_the_best_model_at_the_end(tmp_path):
 def test_any_class_of_trainers(tmp_path):
     assert recording(Trainer) is RecordingTrainer
     assert issubclass(recording(Exact), Exact)
-    with pytest.raises(dross.InvalidInput, match="recording takes a trainer class"):
+    with pytest.raises(dross.InvalidInput, match="must be a trainer class"):
         recording(dict)
 
 
@@ -238,5 +238,5 @@ def test_margins_of_a_classifier(tmp_path):
 def test_margins_of_a_language_model_are_refused(tmp_path):
     trainer = trainer_for("language", tmp_path, **OPTIONS["plain"])
     trainer.train()
-    with pytest.raises(NotSupported, match=r"another kind of task \(next token\)"):
+    with pytest.raises(NotSupported, match=r"another task \(next token\)"):
         trainer.recorded_run().margins()

@@ -24,7 +24,7 @@ def test_a_trainer_with_a_loader_of_its_own(tmp_path):
         def get_train_dataloader(self):
             return torch.utils.data.DataLoader(self.train_dataset, 2, collate_fn=pad)
 
-    with pytest.raises(InvalidInput, match=r"does not say which examples.*get_train_dataloader"):
+    with pytest.raises(InvalidInput, match=r"does not contain the ids.*get_train_dataloader"):
         trainer(tmp_path, OwnLoader).train()
 
 
@@ -32,7 +32,7 @@ def test_items_without_columns(tmp_path):
     with pytest.raises(InvalidInput, match=r"Example . of the training set has the type list"):
         own = lambda items: pad([{"input_ids": item} for item in items])
         trainer(tmp_path, train_dataset=[[1, 2, 3]] * 4, data_collator=own).train()
-    with pytest.raises(InvalidInput, match="The collator makes the type list"):
+    with pytest.raises(InvalidInput, match="The collator returns the type list"):
         trainer(tmp_path, data_collator=list, overwrite=True).train()
 
 
@@ -116,10 +116,10 @@ def test_a_loss_that_dross_does_not_know(tmp_path):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return super().compute_loss(model, inputs, False, num_items_in_batch) * 1.5
 
-    with pytest.raises(NotSupported, match=r"Something else is in the loss.*losses=fn"):
+    with pytest.raises(NotSupported, match=r"The loss contains something else.*losses=fn"):
         trainer(tmp_path, Penalized).train()
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(NotSupported, match="does not know the loss of each example of Linear"):
+    with pytest.raises(NotSupported, match="loss of each example for Linear"):
         trainer(tmp_path, Trainer, model=model).train()
 
 
@@ -142,7 +142,7 @@ def test_losses_of_ones_own(tmp_path):
 
 def test_a_tape_that_is_there_already(tmp_path):
     trainer(tmp_path).train()
-    with pytest.raises(InvalidInput, match="There is a tape"):
+    with pytest.raises(InvalidInput, match="There is already a tape"):
         trainer(tmp_path).train()
     trainer(tmp_path, overwrite=True).train()
 

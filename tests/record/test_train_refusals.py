@@ -40,11 +40,14 @@ class Twice(nn.Linear):
         ({"epochs": 10**40}, "`epochs` must be at most 1,000,000, not 10000"),
         (
             {"batches": None, "epochs": 10**6, "batch_size": 1, "data": HUGE},
-            "steps must be at most 100,000,000, not 1000000000: the rates of all",
+            "steps must be at most 100,000,000, not 1000000000: the learning rates of all",
         ),
         ({"batches": None, "epochs": 1, "batch_size": 10**40}, "`batch_size` must be at most"),
         ({"batches": None, "epochs": 1, "batch_size": 0}, "`batch_size` must be at least 1"),
-        ({"batches": None, "epochs": 1.5, "batch_size": 4}, "whole, not 1.5"),
+        (
+            {"batches": None, "epochs": 1.5, "batch_size": 4},
+            "a whole number of at least 1, not 1.5",
+        ),
         ({"batches": [[], []]}, "nothing to train on"),
         ({"keep": "all"}, "EveryStep"),
         ({"clip_value": -1.0}, "clip"),
@@ -188,7 +191,7 @@ def test_a_nan_names_its_step_and_its_instances(trained, tmp_path):
 
 
 def test_a_rate_that_explodes(trained):
-    with pytest.raises(Diverged, match=r"Step \d+: .*lower the rate"):
+    with pytest.raises(Diverged, match=r"Step \d+: .*lower the learning rate"):
         trained(lr=1e308)
 
 

@@ -15,7 +15,7 @@ QUERY = dross.mean_loss((X[:50], Y[:50]))
 LITTLE_MEMORY = {
     "keep": dross.tape.Budget(64 << 20, in_memory=10_000, steps=100)
 }  # the data do not fit in it
-REFUSED = "other inputs or labels|replayed to a different"
+REFUSED = "different inputs or labels|leads to a different"
 
 
 class MapStyle(torch.utils.data.Dataset):

@@ -236,7 +236,7 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    message = r"the disk is full.*The recorded run is whole up to step \d+"
+    message = r"the disk is full.*The recorded run is complete up to step \d+"
     with pytest.raises(DrossError, match=message):
         train(p, tmp_path / "t", keep=keep)
     monkeypatch.undo()

@@ -63,7 +63,7 @@ def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     path = run.path / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text(json.dumps(good | {"format": 99}))
-    with pytest.raises(InputChanged, match="format 99; this dross reads format 1"):
+    with pytest.raises(InputChanged, match="format 99, but this version of dross reads format 1"):
         Tape(run.path)
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
     with pytest.raises(CorruptFile, match=r"end\.file"):

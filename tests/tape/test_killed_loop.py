@@ -54,7 +54,7 @@ def test_a_killed_loop_keeps_its_steps(tmp_path):
     tape.check_files()
     assert 0 < tape.steps < taken[-1][1] < 320 and not tape.complete
     described = describe_tape(tape)["steps"]
-    assert described == f"{tape.steps} (the run was cut off: continue with resume=True)"
+    assert described == f"{tape.steps} (interrupted: continue with resume=True)"
     check_same_end(tmp_path / "killed", KEEP["one segment"], tmp_path / "whole")
 
 

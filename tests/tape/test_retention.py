@@ -61,9 +61,11 @@ def test_last_epochs_keeps_exactly_those(record):
         scores = run.influence(query)
         np.testing.assert_array_equal(scores.by_epoch, whole.by_epoch[2:])
         np.testing.assert_array_equal(scores.values, whole.last_epochs(2).values)
-        with pytest.raises(InvalidInput, match="step=0: the tape holds the model after"):
+        with pytest.raises(InvalidInput, match="step=0: the tape contains the model after"):
             run.parameters(step=0)
-        with pytest.raises(InvalidInput, match="keeps only the last 2 epochs; 3 were asked for"):
+        with pytest.raises(
+            InvalidInput, match="keeps only the last 2 epochs, but 3 were requested"
+        ):
             run.influence(query, epochs=3)
 
 
@@ -73,7 +75,7 @@ def test_budgets_are_kept(record, tmp_path):
     for budget in (20_000, 60_000, 400_000):
         run = record(p, keep=dross.tape.Budget(budget))
         assert run.recording.tape.nbytes <= budget
-    with pytest.raises(InvalidInput, match="give at least"):
+    with pytest.raises(InvalidInput, match="must be at least"):
         record(p, keep=dross.tape.Budget(state))
 
 
@@ -84,7 +86,7 @@ def test_budgets_are_kept(record, tmp_path):
         (lambda: dross.tape.LastEpochs(0), "at least 1 epoch, not 0"),
         (lambda: dross.tape.Budget(0), "positive number of bytes, not 0"),
         (lambda: dross.tape.Budget(100, in_memory=-3), "positive number of bytes, not -3"),
-        (lambda: dross.tape.Budget("1 GB"), "A budget is a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
+        (lambda: dross.tape.Budget("1 GB"), "A budget must be a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
         (lambda: dross.tape.Budget(100, steps=0), r"steps=...\) needs at least 1 step, not 0"),
         (lambda: dross.tape.Budget(100, steps="all"), r"steps=...\) must be a whole number"),  # type: ignore[arg-type]
     ],

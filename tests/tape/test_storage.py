@@ -119,7 +119,7 @@ def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
     gone = run.recording.tape.entries[1].file
     system.rm(f"{path}/{gone}")
     again = open_run(p, bucket)
-    with pytest.raises(CorruptFile, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
+    with pytest.raises(CorruptFile, match=rf"{bucket}/{gone} is missing.*restore it from a copy"):
         again.influence(query(p))
     again.influence(query(p), epochs=1)  # does not need it
     system.put(str(run.path / gone), f"{path}/{gone}")
@@ -158,9 +158,9 @@ def test_other_faults(record, bucket, monkeypatch, tmp_path):
         again.influence(query(p))
     with pytest.raises(InvalidInput, match="Protocol not known"):
         open_run(p, "nowhere://bucket/run")
-    with pytest.raises(InvalidInput, match="copy the folder there"):
+    with pytest.raises(InvalidInput, match="copy that to the URL"):
         record(p, path=bucket)
-    with pytest.raises(InvalidInput, match="copy the folder there"):
+    with pytest.raises(InvalidInput, match="copy that to the URL"):
         model, optimizer = p.start()
         dross.Recorder(model, p.loss, optimizer, path=bucket, resume=True)
 

@@ -44,7 +44,7 @@ class Instances:
     def __init__(
         self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
     ):
-        """Read the data set once where it is small, and move it to the device where it fits.
+        """Read the data set once where it is small, and move it to the device if it fits.
 
         Arguments:
             source: a map-style data set of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
@@ -211,8 +211,7 @@ class Instances:
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
             raise InvalidInput(
-                f"The data set must give pairs (x, y); item {ids[0]} has the type {kind} and is "
-                "not one."
+                f"The data set must return pairs (x, y), but item {ids[0]} has the type {kind}."
             )
         try:
             x, y = default_collate([tuple(item) for item in items])
@@ -256,7 +255,7 @@ def _get(source: Any, i: int) -> Any:
         return source[i]
     except (LookupError, TypeError) as error:
         raise InvalidInput(
-            f"The data set of {len(source)} instances does not give instance {i} "
+            f"The data set of {len(source)} instances failed to return instance {i} "
             f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
         ) from error
 
@@ -268,8 +267,8 @@ def _check_leaves(pair: Pair) -> None:
             if not isinstance(leaf, Tensor):
                 raise InvalidInput(
                     f"Instance 0 of the data set has {leaf!r}, a {type(leaf).__name__}, in its "
-                    f"{name}: dross computes with numbers. Turn texts into numbers first: a class "
-                    "becomes its index."
+                    f"{name}: dross computes with numbers. Convert text to numbers first: replace "
+                    "each class with its index."
                 )
 
 
@@ -279,12 +278,12 @@ def _sample(count: int, size: int) -> list[int]:
 
 
 def check_same_again(i: int, item: Any, again: Any) -> None:
-    """Refuse a data set that gives another item the second time: a replay would see others."""
+    """Refuse a data set that returns another item the second time: a replay would see others."""
     if _digest(item) != _digest(again):
         raise InvalidInput(
-            f"Instance {i} of the data set looks different each time it is read. Take random "
-            "transforms out of it and pass them as augment(x, generator), which is replayed "
-            "with the same random numbers."
+            f"Instance {i} of the data set is different each time it is read. Remove random "
+            "transforms from it and pass them as augment(x, generator), which is replayed with "
+            "the same random numbers."
         )
 
 
@@ -308,16 +307,21 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     try:
         array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
     except (ValueError, TypeError):
-        raise InvalidInput(f"{what} must be one list of whole numbers, not {ids!r:.60}.") from None
+        raise InvalidInput(
+            f"{what} must be a one-dimensional list of integers, not {ids!r:.60}."
+        ) from None
     if array.size == 0:
         return array.astype(np.int64)
     if array.ndim > 1:
-        raise InvalidInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
+        raise InvalidInput(
+            f"{what} must be a one-dimensional list of integers, not an array of shape "
+            f"{array.shape}."
+        )
     if array.dtype.kind not in "iu":
-        raise InvalidInput(f"{what} must be whole numbers, not {array.dtype}.")
+        raise InvalidInput(f"{what} must be integers, not {array.dtype}.")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
-        raise InvalidInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
+        raise InvalidInput(f"{what} must be between 0 and {count - 1}; found {wrong}.")
     return array.astype(np.int64)
 
 
@@ -360,8 +364,8 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(t)
     except TypeError:
         raise InvalidInput(
-            f"An array of type {t.dtype} cannot be used: dross computes with numbers. Turn "
-            "texts into numbers first: a class becomes its index."
+            f"An array of type {t.dtype} cannot be used: dross computes with numbers. Convert text "
+            "to numbers first: replace each class with its index."
         ) from None
 
 
@@ -430,8 +434,8 @@ class Collated:
     Arguments:
         dataset: anything with a length that is indexed by id.
         collate: makes a batch from a list of items, like a DataLoader's collate_fn.
-        split: takes a batch apart into what the model is called with and what the loss gets
-            besides the model's outputs. By default a batch is a pair (x, y).
+        split: splits a batch into the inputs of the model and the targets of the loss. By default a
+            batch is a pair (x, y).
     """
 
     def __init__(
@@ -449,7 +453,7 @@ class Collated:
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> Any:
-        """The item, as the data set has it; a dict is a copy, because collators change theirs."""
+        """The item, as the data set returns it; a dict is copied, because collators change it."""
         item = self.dataset[int(i)]
         return dict(item) if isinstance(item, Mapping) else item
 
@@ -461,7 +465,7 @@ class Collated:
         """x and y of these instances, as one batch.
 
         Raises:
-            InvalidInput: where an item does not exist, or the collator fails.
+            InvalidInput: if an item does not exist, or the collator fails.
         """
         items = self.fetch(ids)
         try:
@@ -473,18 +477,18 @@ class Collated:
         return self.split(batch)
 
     def check_repeatable(self) -> None:
-        """Refuse data that look different the second time.
+        """Refuse data that differ when they are read again.
 
         Raises:
-            NotSupported: it says whether the data set or the collator draws random numbers.
+            NotSupported: the message names what draws random numbers, the data set or the collator.
         """
         sample = _sample(len(self), _READ_TWICE)
         digests = {_digest(self.fetch(sample)) for _ in range(2)}
         if len(digests) > 1:
             raise NotSupported(
-                "An instance of the data set looks different each time it is read, so the run "
-                "could not be replayed. Take random transforms out of the data set, or draw them "
-                "once and store the result."
+                "An instance of the data set is different each time it is read, so the run could "
+                "not be replayed. Remove random transforms from the data set, or apply them once "
+                "and store the result."
             )
         if not _are_same(self.collate(sample), self.collate(sample)):
             name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
@@ -498,8 +502,8 @@ class Collated:
 def _split_pair(batch: Any) -> Pair:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InvalidInput(
-            f"A batch must be a pair (x, y); the collator gives the type {type(batch).__name__}. "
-            "Say how to take it apart: split=lambda batch: (x, y)."
+            f"A batch must be a pair (x, y); the collator returns the type {type(batch).__name__}. "
+            "Specify how to split it: split=lambda batch: (x, y)."
         )
     return batch[0], batch[1]
 
@@ -556,12 +560,12 @@ def as_map_style(source: Any) -> Any:
     """A map-style data set of dicts as pairs (x, y); any other source as it is.
 
     Raises:
-        InvalidInput: for an iterable data set, which cannot give an instance again by its id.
+        InvalidInput: for an iterable data set, which cannot return an instance again by its id.
     """
     if isinstance(source, IterableDataset):
         raise InvalidInput(
-            "An iterable data set cannot be used: a retrace needs each instance again by its id. "
-            "Pass a map-style data set (with a length and an index), such as "
+            "An iterable data set cannot be used: a retrace has to read each instance again by "
+            "its id. Pass a map-style data set (with a length and an index), such as "
             "list(data_set), whose ids are 0 to N-1."
         )
     if isinstance(source, (tuple, list, DictPairs)) or not hasattr(source, "__len__"):
@@ -585,8 +589,8 @@ def split_columns(row: Mapping[str, Any]) -> Pair:
     if len(labels) != 1 or len(columns) < 2:
         raise InvalidInput(
             f"An instance has the columns {sorted(map(str, columns))}, and it is not clear which "
-            f"one is the label: name one of them {_LABELS[0]!r} (rename_column) and keep only "
-            "inputs besides it; or pass a data set that gives pairs (x, y)."
+            f"one is the label. Rename that column to {_LABELS[0]!r} (rename_column) and keep only "
+            "inputs in the others, or pass a data set that returns pairs (x, y)."
         )
     y = _numbers_to_tensor(columns.pop(labels[0]))
     inputs = {name: _numbers_to_tensor(value) for name, value in columns.items() if name != "id"}

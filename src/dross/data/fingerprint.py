@@ -1,4 +1,4 @@
-"""Digests of tensors: what they hold, not where or how."""
+"""Digests of the content of tensors, wherever and however it is stored."""
 
 import hashlib
 import zlib

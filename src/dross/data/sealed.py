@@ -21,7 +21,7 @@ _DIGITS = 64  # of a SHA-256
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write a file, whole or not at all.
+    """Write a file completely or not at all.
 
     Raises:
         DrossError: it cannot be written.
@@ -48,7 +48,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         sealed = header["__metadata__"]["dross"]
         text = sealed[_DIGITS:]
         if sealed[:_DIGITS] != _digest(tensors, text):
-            raise CorruptFile(f"{path} is damaged: its digest differs.")
+            raise CorruptFile(f"{path} is damaged: its digest does not match.")
         about = json.loads(text)
         # copied, because vectorized sums round differently on memory that is not aligned
         return {name: tensors[name].clone() for name in about["order"]}, about["notes"]
@@ -57,7 +57,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except OSError as error:
         raise DrossError(f"{path} cannot be read: {error.strerror}.") from error
     except (SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise CorruptFile(f"{path} is not a file of dross, or it is damaged ({error}).") from None
+        raise CorruptFile(f"{path} was not written by dross, or it is damaged ({error}).") from None
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -1,4 +1,4 @@
-"""Random numbers that can be drawn again: each micro-batch of each step has a seed of its own."""
+"""Random numbers that can be drawn again: each micro-batch of each step has its own seed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -79,7 +79,7 @@ class Counterfactual:
             float64 [K], or [Q, K] for a query of Q values.
 
         Raises:
-            InvalidInput: where the query does not fit the model.
+            InvalidInput: if the query does not fit the model.
         """
         return np.concatenate([values[..., 1:] for values in self._values(query)], axis=-1)
 
@@ -100,12 +100,12 @@ class Counterfactual:
             A dict of name -> tensor.
 
         Raises:
-            InvalidInput: where there is no group k.
+            InvalidInput: if there is no group k.
         """
         if not 0 <= k < len(self.groups):
             raise InvalidInput(
-                f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not "
-                "one of them."
+                f"There are {len(self.groups)} counterfactual models, numbered from 0; there is no "
+                f"model {k}."
             )
         rows = [row for chunk in self.chunks for row in chunk.theta[1:]]
         return self.recording.objective.layout.unflatten(rows[k])
@@ -324,9 +324,9 @@ class CounterfactualRuns:
                         done += len(states.theta) - 1
                 except _NotSideBySide as reason:
                     warnings.warn(
-                        f"Many copies of this model cannot run at once ({reason}): "
-                        f"{len(groups)} counterfactual runs will be done one after the other, "
-                        "which takes longer and gives the same numbers.",
+                        f"Many copies of this model cannot run at once ({reason}): {len(groups)} "
+                        "counterfactual runs will be done one after the other, which takes longer "
+                        "and leads to the same results.",
                         DrossWarning,
                         stacklevel=2,
                     )
@@ -376,7 +376,7 @@ class CounterfactualRuns:
                     state, _, _ = take_step(executor, optimizer, state, step, left)
                 except ValueError as error:
                     raise NotSupported(
-                        f"Step {t} cannot be taken with what is left of its batch: {error}"
+                        f"Step {t} cannot be taken with the rest of its batch: {error}"
                     ) from error
                 total = self.model.add_state(total, state, t + 1)
                 advance(1)
@@ -482,7 +482,7 @@ class CounterfactualRuns:
             rest = loaded.select(mask)
             alone, _, _ = executor.splitter.gradient(rest, self.start.theta, self.start.buffers)
             if not is_close(together[0], alone, ONE_PERCENT):
-                raise _NotSideBySide("its layers see the removed instances of a batch")
+                raise _NotSideBySide("its layers use the removed instances of a batch")
 
     def _check_replica(
         self, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]
@@ -498,7 +498,7 @@ class CounterfactualRuns:
         replica = state.map(lambda t: t[0])
         _, alone, _ = take_step(executor, optimizer, replica, step, left)
         if not is_close(g[0], alone, OTHER_ORDER):
-            raise _NotSideBySide("inside vmap it takes a different step than alone")
+            raise _NotSideBySide("inside vmap its step differs from that of the model alone")
         return size(alone, OTHER_ORDER) > 0
 
     # --- how many fit -----------------------------------------------------------------------------
@@ -578,8 +578,8 @@ def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
 def _check_finite(state: State) -> None:
     if not bool(torch.isfinite(state.theta).all()):  # nan persists, so the end is enough
         raise Diverged(
-            "A counterfactual run diverged: its parameters are not finite at the end. Lower the "
-            "rate of the run."
+            "A counterfactual run diverged: its parameters are not finite at the end. Train the "
+            "run with a lower learning rate."
         )
 
 

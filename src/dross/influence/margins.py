@@ -41,7 +41,7 @@ def mean_margins(recording: Recording, steps: StepRange, *, progress: bool = Fal
         float64 [N].
 
     Raises:
-        NotSupported: where the model does not give the logits of classes.
+        NotSupported: if the model does not return the logits of classes.
     """
     recording.check_unchanged()
     objective = recording.objective
@@ -128,7 +128,7 @@ def _find_logits(outputs: Any, y: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise NotSupported(
             "Margins need the logits and the labels of each batch. Let the model return its logits "
-            'as a tensor, or in a dict as "logits", and give the labels as a tensor. A '
+            'as a tensor, or in a dict as "logits", and pass the labels as a tensor. A '
             'training_step that returns "losses" must return "logits" and "labels" as well.'
         )
     return logits, labels

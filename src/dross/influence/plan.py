@@ -63,7 +63,7 @@ class RetracePlan:
         return states + self.adjoint_bytes + self.score_bytes + self.pass_bytes
 
     def __str__(self) -> str:
-        again = f"{self.taken_again:,} taken again"
+        again = f"{self.taken_again:,} replayed"
         if self.repetitions > 1:
             again += f", each up to {self.repetitions} times"
         steps = say_count(self.steps, "step")
@@ -100,10 +100,12 @@ def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePl
         steps: those that are retraced.
 
     Raises:
-        InvalidInput: where there is no step to measure.
+        InvalidInput: if there is no step to measure.
     """
     if steps.first >= steps.stop:
-        raise InvalidInput("The tape holds no steps in these epochs, so there is nothing to plan.")
+        raise InvalidInput(
+            "The tape contains no steps of these epochs, so there is nothing to plan."
+        )
     indices = recording.find_segments(steps.first, steps.stop)
     state, step, batches = _first_step(recording, indices[0])
     after = _random_adjoint(state, queries, recording.objective.held)

@@ -63,7 +63,7 @@ class Query:
             float64, a scalar or [Q].
 
         Raises:
-            InvalidInput: where the query does not fit the model.
+            InvalidInput: if the query does not fit the model.
         """
         with objective.evaluating(), torch.no_grad():
             values = [
@@ -83,7 +83,7 @@ class Query:
             float64 [K] or [Q, K].
 
         Raises:
-            InvalidInput: where the query does not fit the model.
+            InvalidInput: if the query does not fit the model.
         """
         one_by_one = False
 
@@ -116,8 +116,8 @@ class Query:
             d query / d state with a leading axis [Q], and the value, as `evaluate` has it.
 
         Raises:
-            InvalidInput: where the query does not fit the model.
-            Diverged: where the state, the query or its derivative is not finite.
+            InvalidInput: if the query does not fit the model.
+            Diverged: if the state, the query or its derivative is not finite.
         """
         refuse_inference_mode()
         _check_state(objective, state)
@@ -179,11 +179,11 @@ class Query:
                 rows = fn(state.theta, state.buffers).reshape(size, -1)
                 bad += (start + (~torch.isfinite(rows).all(1)).nonzero().flatten()).tolist()
                 start += size
-        where = "Look at its formula."
+        where = "Check its formula."
         if bad:
             names = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
             of = "instance" if len(bad) == 1 else "instances"
-            where = f"It is inf or nan for {of} {names} of its data: look at these."
+            where = f"It is inf or nan for {of} {names} of its data: check these."
         return Diverged(
             f"The query {self.name} is not finite at the recorded model, though the model is. "
             f"{where}"
@@ -196,8 +196,9 @@ class Query:
         to = f" with respect to '{bad[0]}'" if bad else ""
         return Diverged(
             f"The query {self.name} has a value at the recorded model, but its derivative{to} is "
-            "not finite. Its formula has no slope there, as sqrt has none at 0: add a small number "
-            "to what is under the root, or leave out what is exactly 0. The recorded run is finite."
+            "not finite. Its formula is not differentiable there, as sqrt is not at 0: add a "
+            "small number to the argument of the root, or leave out values that are exactly 0. "
+            "The recorded run is finite."
         )
 
 
@@ -205,11 +206,13 @@ def _check_value(name: str, value: Tensor) -> Tensor:
     """Refuse what is neither a real number nor a vector of them."""
     if value.dim() > 1:
         raise InvalidInput(
-            f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a "
-            "vector. Flatten it."
+            f"The query {name} returned shape {tuple(value.shape)}: a query must return a scalar "
+            "or a vector. Flatten the result."
         )
     if value.numel() == 0:
-        raise InvalidInput(f"The query {name} returned an empty vector: it needs a number.")
+        raise InvalidInput(
+            f"The query {name} returned an empty vector: it must return at least one number."
+        )
     if value.is_complex():
         raise InvalidInput(f"The query {name} returned complex numbers: it must be real.")
     return value
@@ -233,12 +236,12 @@ def _check_state(objective: Objective, state: State) -> None:
     bad = [name for name, t in named.items() if not bool(torch.isfinite(t).all())]
     raise Diverged(
         f"The recorded model is not finite: '{bad[0]}' has inf or nan, so the training diverged. "
-        "Record it again with a smaller rate, or query an earlier model: step=..."
+        "Record it again with a smaller learning rate, or query an earlier model: step=..."
     )
 
 
 def as_query(query: Any) -> Query:
-    """The query itself, or an error that says how to make one."""
+    """The query itself, or an error that explains how to make one."""
     if not isinstance(query, Query):
         raise InvalidInput(
             "A query is built with dross.mean_loss, dross.expected_error, dross.losses, "
@@ -248,11 +251,11 @@ def as_query(query: Any) -> Query:
 
 
 def query_of_file(name: str) -> Query:
-    """The query of scores that were loaded: a file holds its name, and not its data."""
+    """The query of scores that were loaded: a file contains its name, and not its data."""
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
         raise InvalidInput(
-            f"A file of scores does not hold the data of its query, {name}: pass the query to "
+            f"A score file does not contain the data of its query, {name}: pass the query to "
             "Scores.load(path, query)."
         )
 
@@ -280,7 +283,7 @@ def mean_loss(data: Any) -> Query:
         A query of one number.
 
     Raises:
-        InvalidInput: where the data cannot be used, once the query is evaluated.
+        InvalidInput: if the data cannot be used, once the query is evaluated.
     """
     return mean_over("mean_loss", data, _losses)
 
@@ -304,8 +307,8 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         A query of one number.
 
     Raises:
-        InvalidInput: where the scale is not above 0, and where the data cannot be used, once the query
-            is evaluated.
+        InvalidInput: if the scale is not above 0, or, once the query is evaluated, if the data
+            cannot be used.
     """
     scale = check_number(scale, "scale")
     if not 0 < scale < float("inf"):
@@ -332,7 +335,7 @@ def losses(data: Any) -> Query:
         A query of M numbers.
 
     Raises:
-        InvalidInput: where the data cannot be used, once the query is evaluated.
+        InvalidInput: if the data cannot be used, once the query is evaluated.
     """
     return _each("losses", data, _losses)
 
@@ -351,7 +354,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
         `index`, M times the number of outputs without it.
 
     Raises:
-        InvalidInput: where there is no output `index`, once the query is evaluated.
+        InvalidInput: if there is no output `index`, once the query is evaluated.
     """
 
     def predict(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
@@ -382,8 +385,8 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         A query of as many numbers as fn returns.
 
     Raises:
-        InvalidInput: where fn does not take (params, buffers); and where it fails or returns
-            something else, once the query is evaluated.
+        InvalidInput: if fn does not take (params, buffers), or, once the query is evaluated, if it
+            fails or returns something else.
     """
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -399,7 +402,7 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         yield 1, ask
 
     if not callable(fn):
-        raise InvalidInput(f"query takes a function fn(params, buffers), not {fn!r}.")
+        raise InvalidInput(f"fn must be a function fn(params, buffers), not {fn!r}.")
     check_signature(fn, "fn(params, buffers)", "two dicts of name -> tensor")
     return Query(getattr(fn, "__name__", "query"), parts, added=False)
 

@@ -148,9 +148,9 @@ def _explain(recording: Recording, t: int, stop: int, hessian: bool) -> Diverged
             if cause is not None:
                 return Diverged(f"Step {k}: {cause}", step=k)
     return Diverged(
-        f"Step {t}: the adjoint overflows: going back, each step multiplies it, and in this run it "
-        "grows without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or use "
-        "float64.",
+        f"Step {t}: the adjoint overflows: each step multiplies it on the way back, and in this "
+        "run it grows without bound. Retrace fewer epochs (epochs=1), train with a smaller "
+        "learning rate, or use float64.",
         step=t,
     )
 
@@ -158,7 +158,7 @@ def _explain(recording: Recording, t: int, stop: int, hessian: bool) -> Diverged
 def _cause_in_step(
     recording: Recording, state: State, step: Step, batches: Sequence[AnyBatch], hessian: bool
 ) -> str | None:
-    """What of a step is not finite; None where all of it is, for an adjoint of length 1."""
+    """What of a step is not finite; None if all of it is, for an adjoint of length 1."""
     if not bool(torch.isfinite(state.theta).all()):
         return "the recorded parameters before it are not finite. Record the run again."
     executor = recording.executor
@@ -167,19 +167,19 @@ def _cause_in_step(
         losses, buffers = executor.losses(state.theta, buffers, batch)
         bad = micro.ids[(~torch.isfinite(losses)).cpu().numpy()]
         if len(bad):
-            return f"the loss of instance {bad[0]} is not finite. Look at its inputs and its label."
+            return f"the loss of instance {bad[0]} is not finite. Check its inputs and its label."
     unit = Derivative.zeros(state, 1, recording.objective.held)
     unit = replace(unit, theta=probe_direction(state.theta))
     before, terms = reverse_step(recording, step, batches, state, None, unit, hessian)
     if not bool(torch.isfinite(terms).all()):
         bad = step.ids[(~torch.isfinite(terms).all(0)).cpu().numpy()]
-        return f"the gradient of the loss of instance {bad[0]} is not finite. Look at its inputs."
+        return f"the gradient of the loss of instance {bad[0]} is not finite. Check its inputs."
     if not all(bool(torch.isfinite(t).all()) for t in before.tensors().values()):
         return (
             "the second derivatives of the loss are not finite, though the loss and its gradient "
-            "are. A formula of the model or of the loss has none there, as x.norm() at 0 or "
-            "abs(x)**1.5 at 0: add a small number to x. Scores that need first derivatives alone: "
-            "dross.estimators.WithoutHessian()."
+            "are. The model or the loss has no second derivative there, like x.norm() or "
+            "abs(x)**1.5 at 0: add a small number to x. dross.estimators.WithoutHessian() needs "
+            "first derivatives only."
         )
     return None
 

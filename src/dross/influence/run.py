@@ -50,7 +50,7 @@ from .verify import (
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run: what was trained, and what followed from each instance.
+    """A recorded run: the training of a model, and the influence of each instance on it.
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
         scores.most_harmful(10)
@@ -104,7 +104,8 @@ class Run:
             float64 [], or [Q] for a query of Q values.
 
         Raises:
-            InvalidInput: where the query does not fit the model, or the tape does not hold that step.
+            InvalidInput: if the query does not fit the model, or the tape does not contain that
+                step.
         """
         model = self.recording.model(weights, step)
         return as_query(query).evaluate(self.recording.objective, model.state).cpu().numpy()
@@ -119,7 +120,7 @@ class Run:
             A dict of name -> tensor.
 
         Raises:
-            InvalidInput: where the tape does not hold that step.
+            InvalidInput: if the tape does not contain that step.
         """
         model = self.recording.model(MODEL, step)
         return self.recording.objective.layout.unflatten(model.state.theta)
@@ -140,7 +141,7 @@ class Run:
             scores = run.influence(dross.mean_loss((X_val, y_val)))
             scores.most_harmful(10)
 
-        This asks which instances harm the query. For which labels are wrong, see `margins`.
+        The scores rank the instances that harm the query. To find wrong labels, see `margins`.
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
@@ -160,11 +161,11 @@ class Run:
             retraced step used the instance.
 
         Raises:
-            InvalidInput: where the query does not fit the model, the tape does not hold those epochs,
+            InvalidInput: if the query does not fit the model, the tape does not hold those epochs,
                 or resume=True and the tape is read from a URL.
-            NotSupported: where the run cannot be held in shards.
-            Diverged: where the adjoint overflows: the run magnifies small changes without limit.
-            DrossError: where the tape is damaged, or the model or the data have changed.
+            NotSupported: if the run cannot be held in shards.
+            Diverged: if the adjoint overflows: the run magnifies small changes without limit.
+            DrossError: if the tape is damaged, or the model or the data have changed.
         """
         scores = retrace(
             self.recording,
@@ -187,7 +188,7 @@ class Run:
 
         The margin is the logit of the given label minus the largest logit of another class, in the
         training pass of each step that used the instance. Its mean is the area under the margin
-        (AUM) of Pleiss et al. (2020). `influence` answers another question, whether the instance
+        (AUM) of Pleiss et al. (2020). `influence` estimates something else, whether the instance
         harms a query: docs/explain/harm-or-mislabelled.md.
 
         The cost is a forward pass of the data per epoch, and a replay of the run where its tape does
@@ -201,9 +202,9 @@ class Run:
             float64 [N]; nan where none of these steps used the instance.
 
         Raises:
-            NotSupported: where the model is not a classifier, or does not give logits.
-            InvalidInput: where the tape does not hold those epochs.
-            DrossError: where the tape is damaged, or the model or the data have changed.
+            NotSupported: if the model is not a classifier, or does not return logits.
+            InvalidInput: if the tape does not contain those epochs.
+            DrossError: if the tape is damaged, or the model or the data have changed.
         """
         steps = choose_steps(self.recording.tape, epochs=epochs, step=step)
         return mean_margins(self.recording, steps, progress=self.progress)
@@ -215,8 +216,8 @@ class Run:
             return Path(check_folder(resume, "resume"))
         if is_url(self.path):
             raise InvalidInput(
-                f"resume=True keeps progress in the tape's folder, but {self.path} can only be "
-                "read. Give a folder: resume='folder'."
+                f"resume=True keeps progress in the tape's folder, but {self.path} is read-only. "
+                "Pass a folder: resume='folder'."
             )
         return Path(self.path)
 
@@ -230,7 +231,7 @@ class Run:
             epochs: retrace only this many of the last epochs.
 
         Raises:
-            InvalidInput: where the query does not fit the model.
+            InvalidInput: if the query does not fit the model.
         """
         steps = choose_steps(self.recording.tape, epochs=epochs)
         return make_plan(self.recording, self.evaluate(query).size, steps)
@@ -247,8 +248,8 @@ class Run:
             A mapping from each parameter's name to [J, *shape].
 
         Raises:
-            InvalidInput: where there are no ids, or they name instances that do not exist.
-            DrossError: where the tape is damaged, or the model or the data have changed.
+            InvalidInput: if there are no ids, or they name instances that do not exist.
+            DrossError: if the tape is damaged, or the model or the data have changed.
         """
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
@@ -277,8 +278,8 @@ class Run:
             The models, one per group.
 
         Raises:
-            InvalidInput: where groups are empty or name instances that do not exist.
-            Diverged: where a run without its group diverges.
+            InvalidInput: if groups are empty or name instances that do not exist.
+            Diverged: if a run without its group diverges.
         """
         steps = choose_steps(self.recording.tape, epochs=epochs)
         options = SweepOptions(self.progress, n_jobs, folder)
@@ -310,8 +311,8 @@ class Run:
             the instance.
 
         Raises:
-            InvalidInput: where the query does not fit the model, or instances do not exist.
-            Diverged: where a run without its instance diverges.
+            InvalidInput: if the query does not fit the model, or instances do not exist.
+            Diverged: if a run without its instance diverges.
         """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         return leave_one_out(
@@ -337,7 +338,7 @@ class Run:
 
             print(run.verify(scores).sentence)
 
-        How long that takes is measured on one step, and said before it begins.
+        The duration is estimated from one step, and printed before the runs begin.
 
         Arguments:
             scores: of this run. Those of a file were loaded with their query.
@@ -350,7 +351,7 @@ class Run:
             Estimated and actual changes [K], or [Q, K], and how well they agree.
 
         Raises:
-            InvalidInput: where the scores are of another query or another run.
+            InvalidInput: if the scores are of another query or another run.
         """
         runs = self._runs_of(scores)
         cost = runs.measure()
@@ -381,8 +382,8 @@ class Run:
         The run is trained again without each of several random subsets, and Spearman's correlation
         of the true changes of the query with the sums of scores is taken over the subsets (S. M.
         Park et al., "TRAK: Attributing Model Behavior at Scale", ICML 2023). `verify` leaves out
-        single instances instead. How long it takes is measured on one step, and said before it
-        begins.
+        single instances instead. The duration is estimated from one step, and printed before the
+        runs begin.
 
         Arguments:
             scores: of this run, by `influence` or by an estimator. Those of a file were loaded with
@@ -393,11 +394,12 @@ class Run:
             n_jobs, folder: as for `counterfactual`.
 
         Returns:
-            The correlation with its 95 % interval, and the changes that it is made of.
+            The correlation with its 95 % confidence interval, and the changes that it is computed
+            from.
 
         Raises:
-            InvalidInput: where the scores are of another query or another run.
-            Diverged: where a run without its subset diverges.
+            InvalidInput: if the scores are of another query or another run.
+            Diverged: if a run without its subset diverges.
         """
         runs = self._runs_of(scores)
         used = np.flatnonzero(~np.isnan(np.atleast_2d(scores.values)).any(0))
@@ -444,24 +446,24 @@ def load(
             device; frozen ones must be there.
         data: the data set that it was trained on.
         loss: the loss, by name or as the same function.
-        penalty: the penalty, where there was one.
-        augment: the augmentation, where there was one.
+        penalty: the penalty, if there was one.
+        augment: the augmentation, if there was one.
         progress: show progress bars for long operations.
 
     Returns:
-        The run. Where its recording was interrupted, it ends there, with a warning.
+        The run. If its recording was interrupted, it ends there, with a warning.
 
     Raises:
         InvalidInput: for arguments that cannot be used.
-        DrossError: where there is no tape, or it is damaged, or belongs to another model, data
+        DrossError: if there is no tape, or it is damaged, or belongs to another model, data
             set or loss.
     """
     recording = Recording.open(path, model, data, loss, penalty, augment)
     opened = recording.tape
     if not opened.complete:
         warnings.warn(
-            f"The tape at {path} is not complete: it holds {opened.length}. Scores are "
-            "for the model at that point; continue the run with resume=True.",
+            f"The tape at {path} is not complete: it contains {opened.length}. Scores are for the "
+            "model at that point; continue the run with resume=True.",
             DrossWarning,
             stacklevel=2,
         )

@@ -44,8 +44,8 @@ class Scores:
     retraced step used is nan, and so is its part of an epoch that did not use it. Rankings put nan
     last.
 
-    A score answers "does this instance harm the query?" and not "is its label wrong?". `Run.margins`
-    answers the second question; docs/explain/harm-or-mislabelled.md compares the two.
+    A score estimates whether an instance harms the query, not whether its label is wrong. For wrong
+    labels see `Run.margins`; docs/explain/harm-or-mislabelled.md compares the two.
     """
 
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan where never used
@@ -61,7 +61,7 @@ class Scores:
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
             raise InvalidInput(
-                f"values must be [N] or [Q, N], and by_epoch has one axis more; found "
+                "values must be [N] or [Q, N], and by_epoch must have one more axis; found "
                 f"{self.values.shape} and {self.by_epoch.shape}."
             )
 
@@ -103,7 +103,7 @@ class Scores:
 
     @property
     def trust(self) -> str | None:
-        """How far the scores can be trusted, judged from the run alone. None: nothing is known.
+        """Whether the scores can be trusted, judged from the run alone; None if that is not known.
 
         `Run.verify` measures it by retraining.
         """
@@ -138,7 +138,7 @@ class Scores:
             The axes.
 
         Raises:
-            InvalidInput: where there are several queries and `query` names none of them, or matplotlib
+            InvalidInput: if there are several queries and `query` names none of them, or matplotlib
                 is not installed.
         """
         ax = open_axes(ax)
@@ -158,7 +158,7 @@ class Scores:
             int64 [m], fewer where there are fewer instances. Those that were never used come last.
 
         Raises:
-            InvalidInput: where there are several queries and `query` names none of them.
+            InvalidInput: if there are several queries and `query` names none of them.
         """
         return self._order(query)[: _check_count(m)]
 
@@ -189,7 +189,7 @@ class Scores:
         }
 
     def last_epochs(self, epochs: int) -> "Scores":
-        """The scores that a retrace of only the last epochs would have given.
+        """The scores that a retrace of only the last epochs would have computed.
 
         Arguments:
             epochs: how many.
@@ -198,7 +198,7 @@ class Scores:
             Scores of the same instances and queries.
 
         Raises:
-            InvalidInput: where fewer epochs were retraced.
+            InvalidInput: if fewer epochs were retraced.
         """
         if not 1 <= epochs <= self.by_epoch.shape[-2]:
             raise InvalidInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
@@ -236,12 +236,12 @@ class Scores:
 
         Raises:
             InvalidInput: for another ending.
-            DrossError: where the file cannot be written.
+            DrossError: if the file cannot be written.
         """
         path = Path(path)
         if path.suffix != ".safetensors":
             raise InvalidInput(
-                f"{path} must end in .safetensors. Other formats are those of pandas: "
+                f"{path} must end in .safetensors. For other formats, use pandas: "
                 "scores.to_frame().to_csv(...)."
             )
         arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
@@ -258,14 +258,15 @@ class Scores:
 
         Arguments:
             path: of the file.
-            query: what the scores are for. A file holds its name alone, so `Run.verify` needs it.
+            query: the query of the scores. A file contains only its name, and `Run.verify` needs
+                the query.
 
         Returns:
             The same scores.
 
         Raises:
-            InvalidInput: where there is no such file.
-            CorruptFile: where the file does not hold the scores that were saved.
+            InvalidInput: if there is no such file.
+            CorruptFile: if the file does not contain the scores that were saved.
         """
         try:
             tensors, notes = read_tensors(Path(path))
@@ -284,13 +285,13 @@ class Scores:
         if query is None or not 0 <= query < len(self.values):
             last = len(self.values) - 1
             raise InvalidInput(
-                f"These are the scores of {len(self.values)} queries: say which, query=0..{last}."
+                f"These are the scores of {len(self.values)} queries: specify one, query=0..{last}."
             )
         return np.argsort(self.values[query], kind="stable")
 
 
 def describe_growth(growth: float) -> str:
-    """What the growth of a small change during a run says about the scores.
+    """Whether scores can be trusted, from the growth of a small change during a run.
 
     Of 18 runs that magnified it more than 12 times, none had scores that ranked random subsets as
     retraining does (rank correlation at most 0.51). Less growth does not prove the opposite.
@@ -302,12 +303,12 @@ def describe_growth(growth: float) -> str:
     times = f"{growth:,.0f}" if growth >= 10 else f"{growth:.1f}"
     if growth > LARGEST_GROWTH:
         return (
-            f"By its end the run magnifies a small change {times} times. In such runs, scores say "
-            "little about what retraining would do. Lower the rate, or train for fewer steps."
+            f"The run magnifies a small change by a factor of {times}. In such runs, scores do not "
+            "predict the effect of retraining. Lower the learning rate, or train for fewer steps."
         )
     return (
-        f"By its end the run magnifies a small change {times} times, so the scores may be "
-        "reliable. Run.verify measures whether they are."
+        f"The run magnifies a small change by a factor of {times}, so the scores may be reliable. "
+        "Run.verify measures whether they are."
     )
 
 

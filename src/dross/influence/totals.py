@@ -4,7 +4,7 @@
 
 The name is a digest of everything that the scores depend on: the tape's segments, the part of them
 that is retraced, and the query. A query is known by its derivative at the model, which is all that
-a retrace uses of it. So one folder holds the progress of many questions without mixing them up.
+a retrace uses of it. So one folder can contain the progress of many queries.
 """
 
 import hashlib
@@ -91,14 +91,14 @@ class CheckpointFile:
         self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
 
     def read(self) -> RetraceCheckpoint | None:
-        """What an earlier retrace of the same question left, if one was interrupted."""
+        """The progress of an earlier retrace of the same query, if it was interrupted."""
         delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
         try:
             tensors, notes = read_tensors(self.path)
         except FileNotFoundError:
             return None
         except CorruptFile as error:
-            raise CorruptFile(f"{error} Remove it to retrace from the beginning.") from None
+            raise CorruptFile(f"{error} Delete it to retrace from the beginning.") from None
         totals = tensors.pop("totals")
         adjoint = Derivative.from_tensors(tensors)
         return RetraceCheckpoint(notes["position"], adjoint, totals, notes["choices"])

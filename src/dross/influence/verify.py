@@ -38,10 +38,9 @@ _VERDICTS = (
     ),
     (
         0.2,
-        "the scores carry some of the truth; use them to choose what to look at, not what to "
-        "remove",
+        "the scores are partly right; use them to choose instances to look at, not to remove",
     ),
-    (float("-inf"), "the scores say little about this run; do not act on them"),
+    (float("-inf"), "the scores do not describe this run; do not act on them"),
 )
 
 
@@ -61,7 +60,7 @@ class Verification:
     spearman: float  # the correlation of the ranks
     slope: float  # actual per estimated: 1 is the right size
     jaccard: float  # the overlap of the extremes, 0 to 1
-    sentence: str  # what all this means for the use of the scores
+    sentence: str  # what this means for the use of the scores
 
     def __repr__(self) -> str:
         return f"<Verification: {self.sentence}>"
@@ -70,7 +69,7 @@ class Verification:
         """In a notebook: the sentence, the correlations, and the largest true changes."""
         names = {"Kendall's tau": self.tau, "Spearman's rho": self.spearman, "slope": self.slope}
         numbers = {name: f"{value:.3f}" for name, value in names.items()}
-        numbers["95 % interval of tau"] = _say_interval(self.interval)
+        numbers["95 % confidence interval of tau"] = _say_interval(self.interval)
         numbers["extremes in common"] = f"{self.jaccard:.0%}"
         estimated, actual = (np.atleast_2d(each)[0] for each in (self.estimated, self.actual))
         largest = np.argsort(-np.abs(actual), kind="stable")[:_EXTREMES]
@@ -253,10 +252,7 @@ def _sentence(count: int, tau: float, interval: tuple[float, float], slope: floa
         return "The run used none of these instances, so there is nothing to check."
     checked = f"Checked by retraining without each of {count} instances:"
     if not np.isfinite(tau):
-        return (
-            f"{checked} removing them changes nothing that can be measured, so the scores cannot "
-            "be judged."
-        )
+        return f"{checked} their removal has no measurable effect, so the scores cannot be judged."
     verdict = next(verdict for least, verdict in _VERDICTS if tau >= least)
     size = "of about the right size"
     if not 0.67 <= slope <= 1.5:
@@ -265,8 +261,8 @@ def _sentence(count: int, tau: float, interval: tuple[float, float], slope: floa
     if count < _FEW:
         few = f" {count} instances are few: pass a larger n for a narrower interval."
     return (
-        f"{checked} {verdict} (Kendall's tau {tau:.2f}, 95 % interval {_say_interval(interval)}). "
-        f"The estimates are {size}.{few}"
+        f"{checked} {verdict} (Kendall's tau {tau:.2f}, 95 % confidence interval "
+        f"{_say_interval(interval)}). The estimates are {size}.{few}"
     )
 
 
@@ -291,7 +287,7 @@ class LinearDatamodelingScore:
         """The value in words."""
         share = len(self.subsets[0])
         return (
-            f"Linear datamodeling score {self.value:.2f} (95 % interval "
+            f"Linear datamodeling score {self.value:.2f} (95 % confidence interval "
             f"{_say_interval(self.interval)}), over {len(self.subsets)} runs that each lacked "
             f"{say_count(share, 'random instance')}."
         )
@@ -324,8 +320,8 @@ def draw_subsets(ids: np.ndarray, count: int, share: float, seed: int) -> list[n
     size = round(check_number(share, "share") * len(ids)) if np.isfinite(share) else 0
     if not 0 < size < len(ids):
         raise InvalidInput(
-            f"share={share:g} of {say_count(len(ids), 'instance')} must leave some out and keep "
-            "some."
+            f"share={share:g} of {say_count(len(ids), 'instance')} must leave out at least one "
+            "instance and keep at least one."
         )
     rng = np.random.default_rng(seed)
     return [np.sort(rng.choice(ids, size, replace=False)) for _ in range(count)]
@@ -360,22 +356,24 @@ def check_scores(scores: Any, count: int, value: Callable[[Query], np.ndarray]) 
         value: gives the value of a query at the model.
 
     Raises:
-        InvalidInput: it says what is wrong with them.
+        InvalidInput: the message explains what is wrong with them.
     """
     if not isinstance(scores, Scores):
         raise InvalidInput(f"Pass the Scores of this run, not {type(scores).__name__}.")
     if len(scores) != count:
-        raise InvalidInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
+        raise InvalidInput(
+            f"These are the scores of {len(scores)} instances, but the run has {count}."
+        )
     value_now = value(scores.query)
     if value_now.shape != scores.values.shape[:-1]:
         say = lambda shape: say_count(shape[0], "value") if shape else "one value"
         raise InvalidInput(
-            f"The query has {say(value_now.shape)} and the scores have "
+            f"The query has {say(value_now.shape)}, but the scores have "
             f"{say(scores.values.shape[:-1])}: they are for different data."
         )
     known = scores.query_value
     if known is not None and not np.allclose(value_now, known, rtol=_SAME_VALUE, atol=0):
         raise InvalidInput(
-            f"{scores.query.name} has another value at this model than where the scores were "
-            "computed: they are the scores of another run, or of a query of other data."
+            f"{scores.query.name} has a different value for this model than when the scores were "
+            "computed: the scores belong to another run, or to a query on other data."
         )

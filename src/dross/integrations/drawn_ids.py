@@ -42,37 +42,37 @@ class DrawnIds:
         """The ids of the next batch.
 
         Raises:
-            NotSupported: where more batches came than were drawn.
+            NotSupported: if more batches came than were drawn.
         """
         if not self._drawn:
             raise NotSupported(
-                "A batch came that the loader did not draw, so its instances are not known. Let "
-                "the trainer take its batches from one DataLoader, as they are."
+                "A batch did not come from the loader, so its instances are not known. Let the "
+                "trainer take its batches from a single DataLoader, unchanged."
             )
         return np.asarray(self._drawn.popleft(), dtype=np.int64)
 
 
 def replace_batch_sampler(loader: Any) -> DrawnIds:
-    """Give a loader a batch sampler that notes the ids it draws from now on.
+    """Let the batch sampler of a loader note the ids it draws from now on.
 
     Raises:
         InvalidInput: for something that is not a DataLoader.
-        NotSupported: where batches have no ids, or do not come in the order they are drawn.
+        NotSupported: if batches have no ids, or do not come in the order they are drawn.
     """
     if not isinstance(loader, DataLoader):
         raise InvalidInput(
-            f"dross follows one torch DataLoader; the training data are a "
+            "dross supports a single torch DataLoader, but the training data are a "
             f"{type(loader).__name__}. Pass a single loader over a map-style data set."
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotSupported(
-            "The training data are iterable, or not put into batches by their loader: instances "
-            "have no ids, so none could be scored. Use a map-style data set and a batch_size."
+            "The training data are iterable, or are not batched by their loader, so instances "
+            "have no ids and cannot be scored. Use a map-style data set and a batch_size."
         )
     if not getattr(loader, "in_order", True):
         raise NotSupported(
-            "The loader gives batches in any order (in_order=False), so it is not known which is "
-            "which. Use in_order=True."
+            "The loader returns batches in any order (in_order=False), so their instances are not "
+            "known. Use in_order=True."
         )
     if isinstance(loader.batch_sampler, DrawnIds):
         return loader.batch_sampler

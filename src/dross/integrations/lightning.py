@@ -40,19 +40,19 @@ from .drawn_ids import DrawnIds, replace_batch_sampler
 
 
 class DrossCallback(Callback):
-    """Records what a LightningModule is trained with.
+    """Records the training of a LightningModule.
 
-    The loss of each instance must be known. Either `training_step` returns it besides the mean
-    loss, {"loss": losses.mean(), "losses": losses}; then any weighting of the losses is recorded
-    as it was, and a replay calls training_step. Or the callback is given the loss, and the loss
-    that training_step returns is its mean over the batch; then a replay calls the module itself,
-    module(x). Automatic and manual optimization, accumulate_grad_batches, gradient_clip_val and
-    schedulers are recorded as they happen.
+    The loss of each instance must be known. Either `training_step` returns it together with the
+    mean loss, {"loss": losses.mean(), "losses": losses}; then any weighting of the losses is
+    recorded as it was, and a replay calls training_step. Or the loss is passed to the callback, and
+    the loss that training_step returns is its mean over the batch; then a replay calls the module
+    itself, module(x). Automatic and manual optimization, accumulate_grad_batches, gradient_clip_val
+    and schedulers are recorded as they happen.
 
     Arguments:
-        loss: as for `dross.train`; None where training_step returns losses.
+        loss: as for `dross.train`; None if training_step returns losses.
         path: the folder that the run is recorded in.
-        split: takes a batch apart into (x, y), where it is not such a pair.
+        split: splits a batch into (x, y), if it is not such a pair.
         keep, overwrite, seed: as for `dross.train`.
     """
 
@@ -87,9 +87,9 @@ class DrossCallback(Callback):
             return
         if trainer.world_size > 1:
             raise NotSupported(
-                f"This trainer runs on {trainer.world_size} processes; dross records one. Use "
-                "Trainer(devices=1), or write the loop with dross.Recorder, which follows "
-                "DistributedDataParallel."
+                f"This trainer runs on {trainer.world_size} processes, but dross can record only "
+                "one. Use Trainer(devices=1), or write the loop with dross.Recorder, which "
+                "supports DistributedDataParallel."
             )
         source = trainer.fit_loop._data_source
         load = type(source).dataloader.__get__(source)
@@ -105,7 +105,7 @@ class DrossCallback(Callback):
         """The optimizer and a checkpoint's state are there; no step is taken yet."""
         if len(trainer.optimizers) != 1:
             raise NotSupported(
-                f"The module has {len(trainer.optimizers)} optimizers; dross follows one."
+                f"The module has {len(trainer.optimizers)} optimizers, but dross supports only one."
             )
         if resumes := trainer.global_step > 0:
             rewind(self.path, trainer.global_step)
@@ -235,14 +235,14 @@ class DrossCallback(Callback):
             module, loader: in a new process, the module as it was built and the training loader.
 
         Raises:
-            InvalidInput: where nothing was recorded here and they are not given.
-            DrossError: where there is no tape, or it is of another model or of other data.
+            InvalidInput: if nothing was recorded here and they are not passed.
+            DrossError: if there is no tape, or it belongs to another model or other data.
         """
         module = self._module if module is None else module
         loader = self._loader if loader is None else loader
         if module is None or loader is None:
             raise InvalidInput(
-                "Nothing was recorded by this callback yet. Call trainer.fit first, or pass the "
+                "This callback has not recorded anything yet. Call trainer.fit first, or pass the "
                 "module and the training loader: recorded_run(module, loader)."
             )
         return load(self.path, self._replayed(module), self._collated(loader), self._loss)
@@ -265,8 +265,8 @@ class DrossCallback(Callback):
             return self.split(batch)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise InvalidInput(
-                f"A batch has the type {type(batch).__name__} and is not a pair (x, y). Say how to "
-                "take it apart: DrossCallback(..., split=lambda batch: (x, y))."
+                f"A batch must be a pair (x, y), but has the type {type(batch).__name__}. Specify "
+                "how to split it: DrossCallback(..., split=lambda batch: (x, y))."
             )
         return batch[0], batch[1]
 
@@ -283,8 +283,8 @@ def _count_steps(trainer: Any) -> int | None:
 
 def _no_losses() -> InvalidInput:
     return InvalidInput(
-        "The loss of each instance is not known. Let training_step return it besides the mean, "
-        '{"loss": losses.mean(), "losses": losses} with reduction="none", or give it to the '
+        "The loss of each instance is not known. Let training_step return it with the mean, "
+        '{"loss": losses.mean(), "losses": losses} with reduction="none", or pass it to the '
         'callback: DrossCallback("cross_entropy", path=...).'
     )
 

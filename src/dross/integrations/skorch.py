@@ -38,11 +38,11 @@ from .drawn_ids import DrawnIds, replace_batch_sampler
 
 
 class DrossCallback(Callback):
-    """Records what a net is trained with; an instance's id is its row of X.
+    """Records the training of a net; an instance's id is its row of X.
 
-    The net's criterion is watched. With reduction="mean" or "sum" each instance counts the same.
-    With criterion__reduction="none" and a get_loss of your own, every instance counts as get_loss
-    weighs it. Put the callback before others that change the module at the end of training.
+    The loss is that of the net's criterion. With reduction="mean" or "sum" each instance counts the
+    same. With criterion__reduction="none" and your own get_loss, every instance counts as get_loss
+    weights it. Put the callback before others that change the module at the end of training.
 
     Arguments:
         path: the folder that the run is recorded in.
@@ -72,8 +72,8 @@ class DrossCallback(Callback):
         """Wrap the net's loader, its training step and its criterion."""
         if len(net._optimizers) != 1 or len(net._modules) != 1:
             raise NotSupported(
-                f"The net has {len(net._modules)} modules and {len(net._optimizers)} optimizers; "
-                "dross follows one of each."
+                f"The net has {len(net._modules)} modules and {len(net._optimizers)} optimizers, "
+                "but dross supports only one of each."
             )
         _check_criterion(net.criterion_)
         self._patches.close()
@@ -122,7 +122,7 @@ class DrossCallback(Callback):
         if fit_params:
             raise NotSupported(
                 f"fit passes {', '.join(fit_params)} to the module, which dross cannot replay. Put "
-                "them into X: a dict of arrays becomes the module's keyword arguments."
+                "them into X: a dict of arrays is passed to the module as keyword arguments."
             )
         ids = self._rows[self._drawn.take()]
         x, y = _split(batch)
@@ -147,7 +147,9 @@ class DrossCallback(Callback):
 
     def _follow_clip(self, clip: Any) -> None:
         if clip.gradient_clip_value is not None and float(clip.gradient_clip_norm_type) != 2:
-            raise NotSupported("dross follows clipping by the Euclidean norm: use norm type 2.")
+            raise NotSupported(
+                "dross supports only clipping by the Euclidean norm: use norm type 2."
+            )
         clip_gradients = clip.on_grad_computed
 
         def on_grad_computed(net: Any, named_parameters: Any, **kwargs: Any) -> None:
@@ -172,10 +174,10 @@ class DrossCallback(Callback):
         """The run that was recorded.
 
         Raises:
-            InvalidInput: where nothing was recorded.
+            InvalidInput: if nothing was recorded.
         """
         if getattr(self, "recorder_", None) is None:
-            raise InvalidInput("Nothing was recorded by this callback yet: call net.fit first.")
+            raise InvalidInput("This callback has not recorded anything yet: call net.fit first.")
         return load(self.path, self._net.module_, self.source_, InstanceLosses(self._net))
 
     def loss_of(self, X: Any, y: Any) -> Query:
@@ -231,11 +233,12 @@ def _check_criterion(criterion: Any) -> None:
     if not hasattr(criterion, "reduction"):
         raise NotSupported(
             f"The criterion {type(criterion).__name__} has no reduction, so the loss of each "
-            "instance is not known. Use one of torch.nn's losses, or give yours an attribute "
-            "`reduction` that may be 'none'."
+            "instance is not known. Use one of torch.nn's losses, or add to yours an attribute "
+            "`reduction` that can be set to 'none'."
         )
     if getattr(criterion, "weight", None) is not None and criterion.reduction == "mean":
         raise NotSupported(
-            f"{type(criterion).__name__} with class weights divides by their sum in each batch. "
-            'Use criterion__reduction="none" and a get_loss that weighs the losses itself.'
+            f"{type(criterion).__name__} with class weights divides the loss by the sum of the "
+            'weights in each batch. Use criterion__reduction="none" and a get_loss that weights '
+            "the losses itself."
         )

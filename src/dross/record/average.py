@@ -22,7 +22,7 @@ class AverageWatch:
     """Reads the model's own counter of updates between steps, so that its code stays as it is."""
 
     def __init__(self, averaged: Any, earlier: AverageRecord | None = None):
-        """earlier: what a tape to be continued knows of the average, which is restored to it."""
+        """earlier: the average on a tape to be continued; it is restored."""
         if not isinstance(averaged, AveragedModel):
             raise InvalidInput(
                 "recorder.watch_average takes a torch.optim.swa_utils.AveragedModel, not "
@@ -67,20 +67,20 @@ class AverageWatch:
             halfway: whether a forward pass has moved its buffers since.
 
         Raises:
-            NotSupported: where the average is not one of the model's parameters.
+            NotSupported: if the average is not one of the model's parameters.
         """
         now = int(self.averaged.n_averaged)
         if now < self.count:
             raise NotSupported(
-                f"The averaged model counted {self.count} updates and counts {now} after step "
-                f"{steps - 1}: it was reset. Close the recorder first."
+                f"The averaged model had counted {self.count} updates, but after step {steps - 1} "
+                f"it counts {now}: it was reset. Close the recorder first."
             )
         if now == self.count:
             return
         if halfway and binding.layout.moving_buffers:
             raise NotSupported(
-                f"The averaged model was updated between the forward pass and step {steps}: it "
-                f"has '{binding.layout.moving_buffers[0]}' of one step and parameters of another. "
+                f"The averaged model was updated between the forward pass and step {steps}: it has "
+                f"'{binding.layout.moving_buffers[0]}' from one step and parameters from another. "
                 "Call update_parameters after optimizer.step()."
             )
         before = self._last
@@ -152,8 +152,8 @@ class AverageWatch:
             how = "fixed"
             warnings.warn(
                 f"The buffer '{changed[0]}' of the averaged model was set after its last update "
-                "(update_bn). It is used as it is, and scores treat it as a constant; with "
-                "use_buffers=True it would be averaged, and scores would follow it.",
+                "(update_bn). It is used unchanged, and scores treat it as a constant. With "
+                "use_buffers=True it would be averaged, and scores would take that into account.",
                 DrossWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""What each step of a training run will use: which instances, and which rates."""
+"""What each step of a training run will use: which instances, and which learning rates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -28,13 +28,13 @@ _MAX_STEPS = 100_000_000
 
 def check_epochs(epochs: Any) -> int:
     """The number of epochs, or InvalidInput."""
-    why = "every epoch has its own part of every score"
+    why = "scores are stored per epoch"
     return check_count(epochs, "`epochs`", at_most=_MAX_EPOCHS, because=why)
 
 
 def check_batch_size(size: Any, at_most: int = _MAX_BATCH_SIZE) -> int:
     """The number of instances per step, or InvalidInput."""
-    why = "the instances of a step are in memory together"
+    why = "all instances of a step are in memory at once"
     return check_count(size, "`batch_size`", at_most=at_most, because=why)
 
 
@@ -74,13 +74,14 @@ class BatchPlan:
         if batches is not None:
             return _from_batches(instances, batches, epochs or 1)
         if epochs is None or batch_size is None:
-            raise InvalidInput("Say how long to train: epochs and batch_size, or batches.")
+            raise InvalidInput("Specify how long to train: pass epochs and batch_size, or batches.")
         count = len(instances)
         check_count(
             epochs * -(-count // batch_size),
             "The number of steps",
             at_most=_MAX_STEPS,
-            because="the rates of all of them are held in memory; take fewer epochs or larger batches",
+            because="the learning rates of all steps are held in memory; use fewer epochs or larger "
+            "batches",
             at_least=0,
         )
 
@@ -109,7 +110,7 @@ def plan_hyperparams(binding: TorchBinding, lr: LearningRate | None, steps: int)
         return rows
     if isinstance(lr, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise NotSupported(
-            "ReduceLROnPlateau needs a loss, which dross.train does not give it. Use "
+            "ReduceLROnPlateau needs a loss, which dross.train does not provide. Use "
             "dross.Recorder in your own loop."
         )
     if isinstance(lr, torch.optim.lr_scheduler.LRScheduler):
@@ -137,11 +138,11 @@ def _read_rates(lr: Any, steps: int) -> np.ndarray:
         rates = np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values, np.float64)
     except (TypeError, ValueError):
         raise InvalidInput(
-            "lr must be a rate, one per step, a function of the step or a torch scheduler, not "
-            f"{values!r:.60}."
+            "lr must be a number, a list with one number per step, a function of the step or a "
+            f"torch scheduler, not {values!r:.60}."
         ) from None
     if rates.ndim and len(rates) != steps:
-        raise InvalidInput(f"lr has {len(rates)} rates for {steps} steps: give one per step.")
+        raise InvalidInput(f"lr has {len(rates)} values for {steps} steps: pass one per step.")
     if not np.isfinite(rates).all() or (rates < 0).any():
         raise InvalidInput("lr must be finite and not negative.")
     return rates

@@ -62,7 +62,7 @@ def _save_all() -> None:
 
 
 class Recorder:
-    """Writes a tape of your own loop.
+    """Record your own training loop on a tape.
 
         recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
         for epoch in range(20):
@@ -81,10 +81,10 @@ class Recorder:
 
     Clip with `recorder.clip_grad_norm_(1.0)` or `recorder.clip_grad_value_(0.1)`.
 
-    Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
+    Mixed precision: pass `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
     recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
     same at every step; queries of the run are computed in it, too.
-    With float16, give the loop's GradScaler as `scaler=` and use it as usual:
+    With float16, pass the loop's GradScaler as `scaler=` and use it as usual:
 
         with recorder.step(ids, x, y) as losses:
             scaler.scale(losses.mean()).backward()
@@ -94,11 +94,11 @@ class Recorder:
     The scale of each step is recorded. A step that the scaler skips did nothing and is left out;
     `skipped` counts them, `steps` does not.
 
-    Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
+    Under DistributedDataParallel each rank makes its own recorder, with the wrapped model, and
     steps it with its own batches. They write one tape: the first rank where states are small, and
     of large ones (64 MB) each rank its shard. The folder must be one that every rank sees.
 
-    Under fully_shard (FSDP2) it is the same, and each rank writes its own shards (docs/scale.md).
+    The same holds under fully_shard (FSDP2), where each rank writes its own shards (docs/scale.md).
 
     A recorder is a context manager, too: at the end of `with dross.Recorder(...) as recorder:` the
     tape is closed, and after an error it keeps every step that was taken.
@@ -134,18 +134,19 @@ class Recorder:
                 with it, so that random transforms are noticed. A
                 `dross.data.Collated` is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `path`: model and optimizer are
-                restored to where it stopped, and `steps` says how many of the loop's steps to skip.
-                A warning says from which step the run continues. Naming that folder means the same.
+                restored to where it stopped, and `steps` is the number of the loop's steps to skip.
+                A warning reports the step from which the run continues. Passing that folder is
+                equivalent.
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
                 the losses inside `torch.autocast`. See "Mixed precision" above.
             scaler: the GradScaler by which the loop scales its losses.
-            expected_steps: about how many steps the loop will take. Where that is known and `keep`
-                is not given, a small run keeps every state.
+            expected_steps: about how many steps the loop will take. If this is passed and `keep` is
+                not, a small run keeps every state.
 
         Raises:
-            InvalidInput: for arguments that cannot be used, and where there is a tape already.
+            InvalidInput: for arguments that cannot be used, or if there is already a tape.
             NotSupported: for a model that cannot be retraced.
-            InputChanged: where the tape to be continued is of another model, loss or optimizer.
+            InputChanged: if the tape to be continued belongs to another model, loss or optimizer.
         """
         optimizer = unwrap_optimizer(optimizer)
         check_optimizer(optimizer)
@@ -198,14 +199,15 @@ class Recorder:
         self._listen(scaler)  # last: a recorder that could not be made listens to nothing
         if wants_resume and self._loop.ranks.rank == 0:
             left = (
-                f"The run in {path} continues at step {self.steps}: the tape holds those before it."
+                f"The run in {path} continues at step {self.steps}: the earlier steps are on the "
+                "tape."
             )
             none = f"There is no recorded step in {path} to continue: the run starts at step 0."
             warnings.warn(left if self.steps else none, DrossWarning, stacklevel=2)
 
     @property
     def instances(self) -> Instances | None:
-        """The training set, where the recorder was given it."""
+        """The training set, if it was passed to the recorder."""
         return self._loop.instances
 
     def _listen(self, scaler: torch.amp.GradScaler | None) -> None:
@@ -249,13 +251,13 @@ class Recorder:
             ids: the instances' ids [B].
             x: the inputs, as the data set has them.
             y: the labels.
-            epoch: counts up; needed by keep=LastEpochs.
+            epoch: the number of the epoch, which must not decrease; needed by keep=LastEpochs.
 
         Raises:
             InvalidInput: for ids, inputs or epochs that cannot be used.
             NotSupported: for a model or an optimizer that cannot be retraced, or a step that cannot
                 be reproduced.
-            Diverged: where the training diverges; the tape is whole up to that step.
+            Diverged: if the training diverges; the tape is complete up to that step.
         """
         batch, ids = self._enter(ids, x, y, epoch)
         with self._watch.micro_batch(ids, batch) as losses:
@@ -272,10 +274,10 @@ class Recorder:
                 watch(loss)                        # the mean over the batch
                 loss.backward()
 
-        `watch(loss, share=1/len(ids))` is given the loss before backward(): one number, which is
-        `share` times the sum of the losses of the instances, or the losses [B] themselves. This is
-        checked at the first step of every segment. Random numbers that are drawn inside the `with`
-        are drawn again on replay, by the model: draw none before it.
+        `watch(loss, share=1/len(ids))` takes the loss before backward(): a scalar, which is `share`
+        times the sum of the losses of the instances, or the losses [B] themselves. This is checked
+        at the first step of every segment. Random numbers that are drawn inside the `with` are
+        drawn again on replay, by the model: draw none before it.
 
         Arguments:
             ids, x, y, epoch: as for `step`.
@@ -313,8 +315,8 @@ class Recorder:
             raise InvalidInput("The batch is empty: it has no ids.")
         if len(ids) != count_instances(y):
             raise InvalidInput(
-                f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
-                "instance of the batch."
+                f"Got {len(ids)} ids for {count_instances(y)} labels: pass the id of every "
+                "instance in the batch."
             )
         if instances is not None:
             # data that are not in memory take long to read
@@ -339,13 +341,14 @@ class Recorder:
             return
         if self._watch.pending:
             raise InvalidInput(
-                "Save a tape between two steps, not while micro-batches wait for one."
+                "Save a tape between two steps, not while micro-batches are waiting for an "
+                "optimizer step."
             )
         self._watch.check_untouched()
         self._tape.save()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded.
+        """torch.nn.utils.clip_grad_norm_ over the trainable parameters, recorded.
 
         Call it between backward() and optimizer.step().
 
@@ -356,22 +359,22 @@ class Recorder:
             The norm of the gradient before clipping.
 
         Raises:
-            NotSupported: where this step has been clipped already.
+            NotSupported: if this step has been clipped already.
         """
         max_norm = check_number(max_norm, "max_norm")
         with self.clipping(max_norm=max_norm) as parameters:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def clip_grad_value_(self, limit: float) -> None:
-        """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded.
+        """torch.nn.utils.clip_grad_value_ over the trainable parameters, recorded.
 
         Call it between backward() and optimizer.step().
 
         Arguments:
-            limit: the largest absolute value that a number of the gradient may have.
+            limit: the largest absolute value that an entry of the gradient may have.
 
         Raises:
-            NotSupported: where this step has been clipped already.
+            NotSupported: if this step has been clipped already.
         """
         limit = check_number(limit, "limit")
         with self.clipping(value=limit) as parameters:
@@ -388,16 +391,16 @@ class Recorder:
 
         Arguments:
             max_norm: the largest norm that the gradient may have; infinity clips nothing.
-            value: or the largest absolute value that a number of it may have.
+            value: or the largest absolute value that an entry of it may have.
 
         Yields:
-            The parameters in training.
+            The trainable parameters.
 
         Raises:
-            NotSupported: where this step has been clipped already.
+            NotSupported: if this step has been clipped already.
         """
         if (max_norm is None) == (value is None):
-            raise InvalidInput("Give clipping either max_norm or value.")
+            raise InvalidInput("Pass either max_norm or value to clipping.")
         if max_norm is not None:
             limit = check_number(max_norm, "max_norm")
             clip = None if limit == float("inf") else ClipNorm(limit)
@@ -407,19 +410,19 @@ class Recorder:
         self._watch.gradients.accept()
 
     def watch_average(self, averaged: AveragedModel) -> None:
-        """Watch averaged weights, so that they can be queried: run.influence(query, weights="average").
+        """Record averaged weights, for run.influence(query, weights="average").
 
             averaged = torch.optim.swa_utils.AveragedModel(model)
             recorder.watch_average(averaged)          # then train, and call averaged.update_parameters
 
         Arguments:
-            averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
-                average or an exponential one. Call this before the average is first updated. After
-                a resume, the average is restored from the tape.
+            averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with equal or
+                exponential weights. Call this before the average is first updated. After a resume,
+                the average is restored from the tape.
 
         Raises:
-            InvalidInput: where it is not an AveragedModel.
-            NotSupported: where it has been updated already, and the tape does not know how.
+            InvalidInput: if it is not an AveragedModel.
+            NotSupported: if it has already been updated, and these updates are not on the tape.
         """
         if self._sharded:
             refuse_with_shards(average=True)
@@ -428,8 +431,8 @@ class Recorder:
         if watch.count and earlier is None:
             raise NotSupported(
                 f"The averaged model was updated {watch.count} times before it was watched, and "
-                "the tape does not know these updates. Call recorder.watch_average before training, or "
-                "begin a new average."
+                "these updates are not on the tape. Call recorder.watch_average before training, "
+                "or start a new average."
             )
         if self._tape.earlier is not None and self.steps and earlier is None:
             warnings.warn(
@@ -444,15 +447,15 @@ class Recorder:
         """Write what is still open and mark the tape complete.
 
         Raises:
-            InvalidInput: where nothing was recorded.
-            NotSupported: where the parameters were changed since the last step.
+            InvalidInput: if nothing was recorded.
+            NotSupported: if the parameters were changed since the last step.
         """
         if self._closed:
             return
         if self._watch.pending:
             warnings.warn(
-                f"{self._watch.pending} micro-batches were computed after step {self.steps - 1} "
-                "and no optimizer step followed. They did not change the parameters and are left "
+                f"{self._watch.pending} micro-batches were computed after step {self.steps - 1}, "
+                "but no optimizer step followed. They did not change the parameters and are left "
                 "out of the recording.",
                 DrossWarning,
                 stacklevel=2,
@@ -466,14 +469,14 @@ class Recorder:
         """Close the tape and open it as a run.
 
         Arguments:
-            data: the training set, where the recorder was not given it.
+            data: the training set, if it was not passed to the recorder.
 
         Returns:
             The recorded run.
 
         Raises:
-            InvalidInput: where nothing was recorded, or the data set is not known.
-            InputChanged: where it is another data set than the one that was recorded.
+            InvalidInput: if nothing was recorded, or the data set is not known.
+            InputChanged: if it is not the data set that was recorded.
         """
         if self._sharded:
             fsdp.refuse_to_open()

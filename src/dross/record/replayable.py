@@ -23,17 +23,16 @@ from ..engine.tolerance import LOSSES, OTHER_ORDER, ROUNDING_OF_LENGTH, is_close
 from ..errors import Diverged, DrossWarning, NotSupported
 
 _WHAT_THE_LOOP_DOES = (
-    "Does the loop add something to the loss that is not in the losses it was given (use penalty=), "
-    "weight them in a way that is not linear, draw random numbers outside the model, or change the "
-    "model by hand?"
+    "Check that the loop does not add anything else to the loss (use penalty=), weight the losses "
+    "nonlinearly, draw random numbers outside the model, or change the model by hand."
 )
 _TF32_EPS = 2.0**-10
 _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
-    False: f"To have them exact, {_MATH_KERNEL}.",
-    True: "Dropout inside fused attention draws other random numbers than the math kernel: "
-    f"{_MATH_KERNEL}, or with attention dropout 0.",
+    False: f"To get exact scores, {_MATH_KERNEL}.",
+    True: "Dropout inside fused attention draws different random numbers from the math kernel: "
+    f"{_MATH_KERNEL}, or set attention dropout to 0.",
 }
 
 
@@ -77,7 +76,7 @@ def check_replayable(
         t: the number of the step.
 
     Raises:
-        NotSupported: where the two differ.
+        NotSupported: if the two differ.
     """
     step = replace(step, clip=ranks.clip(step.clip))
     with executor.training():
@@ -92,31 +91,31 @@ def check_replayable(
     seen_length = float(seen.norm())
     if max(length, seen_length) > 2 * min(length, seen_length):
         raise NotSupported(
-            f"At step {t} the optimizer saw a gradient of length {seen_length:.2e}, and that of "
-            f"the recorded losses has length {length:.2e}. If the loop uses a GradScaler, give it "
-            "to the recorder: dross.Recorder(..., scaler=scaler)."
+            f"At step {t} the optimizer received a gradient of norm {seen_length:.2e}, but the "
+            f"gradient of the recorded losses has norm {length:.2e}. If the loop uses a "
+            "GradScaler, pass it to the recorder: dross.Recorder(..., scaler=scaler)."
         )
     for name, buffer in after.buffers.items():
         if not is_close(replayed.buffers[name], buffer, OTHER_ORDER):
             raise NotSupported(
-                f"The buffer '{name}' after step {t} differs from that of a replay. Does the loop "
-                "call the model once more in train mode, or is there gradient checkpointing, "
-                "which runs a block twice? Then BatchNorm counts a batch twice: checkpoint blocks "
-                "without it."
+                f"The buffer '{name}' after step {t} differs from that of a replay. Check that the "
+                "loop does not call the model once more in train mode, and that no block with "
+                "BatchNorm uses gradient checkpointing, which runs the block twice: BatchNorm "
+                "would count the batch twice."
             )
     apart = float((g - seen).norm()) / max(seen_length, torch.finfo(g.dtype).tiny)
     if apart > max(ROUNDING_OF_LENGTH.relative(g.dtype), 4 * _rounding_of_kernels(executor)):
         raise NotSupported(
-            f"Step {t} cannot be reproduced: the gradient that the optimizer saw and that of the "
-            f"recorded losses differ by {100 * apart:.2g} %. {_WHAT_THE_LOOP_DOES}"
+            f"Step {t} cannot be reproduced: the gradient that the optimizer received and that of "
+            f"the recorded losses differ by {100 * apart:.2g} %. {_WHAT_THE_LOOP_DOES}"
         )
     moved = size(after.theta - before.theta, OTHER_ORDER)
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after.theta, OTHER_ORDER, scale=scale):
         difference = size(theta - after.theta, OTHER_ORDER)
         raise NotSupported(
-            f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
-            f"{moved:.2e}, a replay differs by {difference:.2e}. {_WHAT_THE_LOOP_DOES}"
+            f"Step {t} cannot be reproduced: the optimizer changed the parameters by up to "
+            f"{moved:.2e}, but a replay differs by {difference:.2e}. {_WHAT_THE_LOOP_DOES}"
         )
 
 
@@ -153,15 +152,15 @@ def _check_losses(seen: SeenLoss, replayed: Tensor, executor: Executor, t: int) 
     if seen.share is None:
         raise NotSupported(
             f"Step {t} cannot be reproduced: its losses differ from those of a replay by "
-            f"{difference:.2e} of {scale:.2e}. Does the model or the loss count its calls, or draw "
-            "random numbers that do not come from torch?"
+            f"{difference:.2e} of {scale:.2e}. Check that the model and the loss do not count "
+            "their calls, or draw random numbers that do not come from torch."
         )
     raise NotSupported(
-        f"At step {t} the loss of the loop is {float(value):.6g}, and that of the recorder's loss, "
-        f"{executor.objective.loss_name}, is {float(expected):.6g}. Give the recorder the loss that "
-        "the loop uses, with one number per instance: dross.Recorder(model, "
+        f"At step {t} the loss of the loop is {float(value):.6g}, but the recorder's loss, "
+        f"{executor.objective.loss_name}, is {float(expected):.6g}. Pass to the recorder the loss "
+        "that the loop uses, with one value per instance: dross.Recorder(model, "
         "nn.CrossEntropyLoss(label_smoothing=0.1, reduction='none'), optimizer, ...). If the loop "
-        "does not take their mean, say what each counts: watch(loss, share=1) for a sum, "
+        "does not take their mean, specify the weight of each: watch(loss, share=1) for a sum, "
         "watch(loss, share=1 / weight[y].sum()) with class weights."
     )
 
@@ -177,8 +176,8 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
         batch: its first micro-batch.
 
     Returns:
-        The length of the difference divided by that of the gradient; None where there is only
-        one kernel.
+        The norm of the difference divided by that of the gradient; None if there is only one
+        kernel.
     """
     objective = executor.objective
     if objective.precision.kernels == MATH:
@@ -199,10 +198,9 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
         explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps * deeper)
     if gap > explained:
         warnings.warn(
-            f"The attention kernel of this loop and the math kernel, which a retrace uses, "
-            f"give gradients that differ by {100 * gap:.2g} %; rounding explains "
-            f"{100 * explained:.2g} %. Scores are off by about as much. "
-            f"{_ATTENTION_ADVICE[objective.stochastic]}",
+            "The attention kernel of this loop and the math kernel, which a retrace uses, produce "
+            f"gradients that differ by {100 * gap:.2g} %; rounding explains {100 * explained:.2g} "
+            f"%. Scores are off by about as much. {_ATTENTION_ADVICE[objective.stochastic]}",
             DrossWarning,
             stacklevel=2,
         )
@@ -210,15 +208,16 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
 
 
 def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -> None:
-    """Refuse a data set that does not give a batch of step t again: it cannot be replayed."""
+    """Refuse a data set that does not return a batch of step t again: it cannot be replayed."""
     seen = tree_leaves((x, y))
     again = tree_leaves(instances[ids])
     pairs = zip(seen, again)
     same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
     if len(seen) != len(again) or not same:
         raise NotSupported(
-            f"The batch of step {t} is not what the data set gives for its ids. Record the inputs "
-            "as the data set has them and pass random transforms as augment=, which is replayed."
+            f"The batch of step {t} does not match what the data set returns for its ids. Record "
+            "the inputs exactly as the data set returns them, and pass random transforms as "
+            "augment=, which is replayed."
         )
 
 
@@ -233,7 +232,7 @@ def check_finite(
         g: its gradient [p].
         losses: of each micro-batch.
         ids: the instances of the step, in the order of the losses.
-        kept: up to which step the tape is whole.
+        kept: up to which step the tape is complete.
 
     Raises:
         Diverged: it names the step and the instances.
@@ -248,8 +247,8 @@ def check_finite(
     else:
         what = "the update overflows" if gradient_is_finite else "the gradient is not finite"
     raise Diverged(
-        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The "
-        f"recorded run is whole up to step {kept}.",
+        f"Step {t}: {what}. Check those inputs, lower the learning rate, or clip the gradient. The "
+        f"recorded run is complete up to step {kept}.",
         step=t,
     )
 

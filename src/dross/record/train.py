@@ -1,4 +1,4 @@
-"""`dross.train`: train a model and record the run. For a loop of your own see recorder.py."""
+"""`dross.train`: train a model and record the run. For your own loop see recorder.py."""
 
 import hashlib
 import os
@@ -83,23 +83,23 @@ def train(
         epochs, batch_size: how long to train, and on how many instances at a time.
         batches: a list with the ids of every step. By default they are drawn from `seed`, in a new
             order each epoch.
-        lr: one rate, one per step [T] (or per step and parameter group [T, G]), a function of the
-            step (from 0), or a torch scheduler, which is stepped once per training step. By default
-            the optimizer's own rate.
+        lr: the learning rate: a number, one per step [T] (or per step and parameter group [T, G]),
+            a function of the step (from 0), or a torch scheduler, which is stepped once per
+            training step. By default that of the optimizer.
         penalty: penalty(params) -> scalar, added to every instance's loss; removing an instance
             removes its penalty, too.
         augment: augment(x, generator) -> x, replayed with the same random numbers.
         clip_norm: the gradient is scaled down to this norm.
-        clip_value: or its numbers are clamped to this absolute value.
-        keep: what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes).
-            By default every step while all states take no more than 128 MB, and about sqrt(T)
-            checkpoints otherwise.
+        clip_value: or its entries are clamped to this absolute value.
+        keep: which states the tape keeps: EveryStep(), Checkpoints(every=k), LastEpochs(e),
+            Budget(bytes). By default every step while all states take no more than 128 MB, and
+            about sqrt(T) checkpoints otherwise.
         seed: of the order of instances and of everything random.
         device: where to train; by default where the model is.
         progress: show a bar.
         overwrite: replace an existing tape.
-        resume: True continues what a crash or Ctrl-C left in `path`. Naming that folder means the
-            same.
+        resume: True continues what a crash or Ctrl-C left in `path`. Passing that folder is
+            equivalent.
         autocast: torch.bfloat16 or torch.float16: the forward pass and the loss are computed inside
             `torch.autocast`, and so are queries of the run.
 
@@ -107,10 +107,10 @@ def train(
         The recorded run. The model and the optimizer are as if the loop had run on them.
 
     Raises:
-        InvalidInput: for arguments that cannot be used, and where there is a tape already.
+        InvalidInput: for arguments that cannot be used, or if there is already a tape.
         NotSupported: for a model or an optimizer that cannot be retraced.
-        Diverged: where the training diverges; the tape is whole up to that step.
-        InputChanged: where the tape to be continued is of another run.
+        Diverged: if the training diverges; the tape is complete up to that step.
+        InputChanged: if the tape to be continued belongs to another run.
     """
     check_keep(keep)
     check_function(penalty, "penalty")
@@ -167,15 +167,15 @@ def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) ->
         return augment(x, torch.Generator(device).manual_seed(seed))
     except TypeError as error:
         raise InvalidInput(
-            f"augment(x, generator) failed on the first batch: {error}. It takes the inputs and a "
-            "torch.Generator, and returns the inputs."
+            f"augment(x, generator) failed on the first batch: {error}. It must take the inputs "
+            "and a torch.Generator, and return the inputs."
         ) from error
 
 
 def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Module:
     """The bare module on its device, in train mode."""
     model = unwrap_model(model)
-    otherwise = "Leave it out to train where the model is."
+    otherwise = "Leave out `device` to train on the device of the model."
     here = device_and_dtype(model)[0] if device is None else find_device(device, otherwise)
     model.to(here)
     if not model.training:

@@ -104,8 +104,9 @@ class LoopTape:
         optimizer_name = type(loop.optimizer).__name__
         if manifest.loss != loop.loss_name or optimizer_name != pure.name:
             raise InputChanged(
-                f"The tape was recorded with loss {manifest.loss} and {pure.name}; this is "
-                f"{loop.loss_name} and {optimizer_name}. Continue it with the same."
+                f"The tape was recorded with loss {manifest.loss} and {pure.name}, but this loop "
+                f"uses {loop.loss_name} and {optimizer_name}. Continue it with the same loss and "
+                "optimizer."
             )
         tape = Tape(self.folder)
         if fsdp.is_sharded(loop.model):

@@ -50,7 +50,7 @@ class LossHandle:
         """Note the loss, before backward().
 
         Arguments:
-            loss: one number, or the losses of the instances [B].
+            loss: a scalar, or the losses of the instances [B].
             share: what each instance's loss is multiplied by to add up to that number; 1/B by
                 default, which makes it the mean.
         """
@@ -172,8 +172,8 @@ class StepWatch:
         if not (self._stepped or self._skipping or weights.any()):
             self._withdraw(before)
             raise NotSupported(
-                "backward() was not called on the losses of this batch, so the batch has no part "
-                "in any step. Call it inside the `with`."
+                "backward() was not called on the losses of this batch, so the batch does not "
+                "contribute to any step. Call it inside the `with`."
             )
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
@@ -224,8 +224,8 @@ class StepWatch:
         single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
         if not single and loss.shape != (count,):
             raise InvalidInput(
-                f"A loss of shape {tuple(loss.shape)} came for a batch of {count}: dross follows "
-                "one number, or one loss per instance."
+                f"Got a loss of shape {tuple(loss.shape)} for a batch of {count}: dross supports a "
+                "scalar, or one loss per instance."
             )
         shares = np.full(count, 1 / count if share is None else share) if single else 1.0
         accumulating = any(micro.weights.any() for micro, _ in self._pending[:-1])
@@ -257,8 +257,8 @@ class StepWatch:
         around = observe_autocast(self.loop.device)
         if around is not None and self.loop.autocast is not None:
             raise InvalidInput(
-                "Autocast is on around recorder.step, and the recorder was given autocast= as "
-                "well: leave one of the two out."
+                "Autocast is on around recorder.step, and autocast= was passed to the recorder as "
+                "well: leave out one of the two."
             )
         return around or self.loop.autocast
 
@@ -268,9 +268,9 @@ class StepWatch:
         now = cast if cast is None or first is None else replace(cast, backward=first.backward)
         if now != first:
             raise NotSupported(
-                f"Step {self.tape.steps} is computed with autocast {now or 'off'}, and the steps "
-                f"before it with {first or 'off'}: a tape has one for the whole run. Close the "
-                "recorder and begin another tape."
+                f"Step {self.tape.steps} is computed with autocast {now or 'off'}, but the steps "
+                f"before it with {first or 'off'}: it must be the same for the whole run. Close "
+                "the recorder and start a new tape."
             )
 
     def _check_backward(self) -> None:
@@ -282,7 +282,7 @@ class StepWatch:
         if self.tape.steps or self.tape.earlier:
             now, before = ("inside", "outside") if inside else ("outside", "inside")
             raise NotSupported(
-                f"backward() of step {self.tape.steps} ran {now} autocast, and those before it "
+                f"backward() of step {self.tape.steps} ran {now} autocast, but those before it "
                 f"{before}: run it the same way at every step."
             )
         self.tape.settle_backward(inside)
@@ -303,11 +303,11 @@ class StepWatch:
     def declare_clip(self, clip: Clip | None) -> list[Tensor]:
         """Note that the gradient is about to be clipped. Returns the parameters in training.
 
-        clip: None where it is only measured.
+        clip: None if it is only measured.
         """
         if self._clip is not None and clip is not None:
             raise NotSupported(
-                "The gradient is clipped twice in one step: dross follows one clip per step."
+                "The gradient is clipped twice in one step: dross supports one clip per step."
             )
         if not self.tape.is_open:
             raise InvalidInput("There is nothing to clip before the first recorder.step.")
@@ -336,7 +336,7 @@ class StepWatch:
         def checked() -> Any:
             if self.stepping:
                 raise NotSupported(
-                    "The optimizer calls its closure more than once in a step: dross follows "
+                    "The optimizer calls its closure more than once per step: dross supports only "
                     "optimizers that compute one gradient per step."
                 )
             value = closure()
@@ -357,7 +357,7 @@ class StepWatch:
         if not self._pending:
             raise NotSupported(
                 f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
-                "and no recorded batch waits for a step."
+                "but no recorded batch was waiting for a step."
             )
         self.check_untouched()
         self.gradients.check_step(self.tape.binding.layout, self.loop.optimizer, steps)
@@ -505,8 +505,8 @@ class StepWatch:
         if not self.is_untouched:
             raise NotSupported(
                 f"The model's parameters were changed before step {self.tape.steps} by something "
-                "other than the optimizer (clamping, averaging, loading a checkpoint). "
-                "Close the recorder first, or leave them alone while recording."
+                "other than the optimizer (clamping, averaging, loading a checkpoint). Close the "
+                "recorder first, or do not change the parameters while recording."
             )
 
     @property
@@ -562,7 +562,7 @@ class GradientWatch:
         if accumulating and not present:
             raise NotSupported(
                 f"The gradients of the micro-batches since step {step - 1} were cleared without a "
-                "step. If a GradScaler skipped it, give the scaler to the recorder: "
+                "step. If a GradScaler skipped the step, pass the scaler to the recorder: "
                 "dross.Recorder(..., scaler=scaler)."
             )
 
@@ -588,9 +588,9 @@ class GradientWatch:
                 continue
             if self.versions.get(p) != _mark(p.grad):
                 raise NotSupported(
-                    f"The gradient of '{name}' was changed between backward() and "
-                    f"optimizer.step() at step {step}. Clip with recorder.clip_grad_norm_ or "
-                    "recorder.clip_grad_value_, and give a GradScaler to the recorder: "
+                    f"The gradient of '{name}' was changed between backward() and optimizer.step() "
+                    f"at step {step}. Clip with recorder.clip_grad_norm_ or "
+                    "recorder.clip_grad_value_, and pass a GradScaler to the recorder: "
                     "dross.Recorder(..., scaler=scaler). Gradient noise is not supported."
                 )
 
@@ -636,7 +636,7 @@ def _check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
         )
         if epoch < before:
             raise InvalidInput(
-                f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of "
-                "a run."
+                f"Epoch {epoch} came after epoch {before}: epoch numbers must not decrease, in all "
+                "phases of a run."
             )
     return before if epoch is None else epoch

@@ -65,7 +65,7 @@ class Recording:
         """A tape with the model, the data and the loss that it was recorded with.
 
         Raises:
-            InputChanged: where one of them differs; it says which.
+            InputChanged: if one of them differs; the message names it.
         """
         tape = Tape(place)
         manifest = tape.manifest
@@ -124,7 +124,7 @@ class Recording:
 
     @property
     def memory_limit(self) -> int | None:
-        """Bytes of states that a replay may hold, where a budget says so."""
+        """Bytes of states that a replay may hold, if there is a budget."""
         return self.tape.manifest.memory
 
     def batches(self, first: int, steps: Sequence[Step]) -> list[list[LazyBatch]]:
@@ -237,14 +237,14 @@ class Recording:
             step: after how many steps; all by default.
 
         Raises:
-            InvalidInput: where the tape does not hold that step, or no averaged weights.
+            InvalidInput: if the tape does not contain that step, or no averaged weights.
         """
         if weights == MODEL:
             return FinalModel(self.state_at(self.tape.steps if step is None else step))
         if weights != AVERAGE:
             raise InvalidInput(f"weights must be 'model' or 'average', not {weights!r}.")
         if step not in (None, self.tape.steps):
-            raise InvalidInput("The average is known only at the end of the run: leave `step` out.")
+            raise InvalidInput("The average is known only at the end of the run: leave out `step`.")
         record = self.tape.average()
         if record is None or not len(record.steps):
             raise InvalidInput(
@@ -272,9 +272,9 @@ class Recording:
             changed = bool(first) and checksum(first[0]) != segment.checksum
             if changed and not self._augmented_elsewhere():
                 raise InputChanged(
-                    f"At step {segment.first} the data set gives other inputs or labels than when "
-                    "the run was trained. Pass the same data set and augment, without random "
-                    "transforms of your own: an instance must look the same every time."
+                    f"At step {segment.first} the data set returns different inputs or labels than "
+                    "during training. Pass the same data set and augment, without your own random "
+                    "transforms: an instance must be the same every time."
                 )
         return segment
 
@@ -309,16 +309,17 @@ class Recording:
         if self.instances.aliased and not _has_digest(manifest, self.instances):
             raise InputChanged(
                 "The training data have been changed in place since the run was recorded. Pass "
-                "them as they were."
+                "the original data."
             )
 
 
 def _check_whole(model: nn.Module) -> None:
     if any(is_shard(p) for p in model.parameters()):
         raise NotSupported(
-            "The model is under fully_shard. Open the tape with a new model that is not. It may be "
-            "on the meta device (with torch.device('meta')), since its own weights are not used. "
-            "influence(query, group=..., sharded=True) then holds shards."
+            "The model is under fully_shard. Open the tape with a new model that is not. That "
+            "model may be on the meta device (with torch.device('meta')), since its own weights "
+            "are not used. influence(query, group=..., sharded=True) then keeps the states in "
+            "shards."
         )
 
 
@@ -330,8 +331,8 @@ def _check_same_settings(
         recorded = getattr(manifest, what)
         if recorded != value:
             raise InputChanged(
-                f"The run was recorded with {what}={recorded} and is opened with {what}={value}. "
-                "Pass what it was trained with."
+                f"The run was recorded with {what}={recorded}, but is opened with {what}={value}. "
+                "Pass the value that it was trained with."
             )
 
 
@@ -339,8 +340,8 @@ def _check_same_data(manifest: Manifest, instances: Instances) -> None:
     count = manifest.instances
     if count not in (None, len(instances)) or not _has_digest(manifest, instances):
         raise InputChanged(
-            f"The run was trained on another data set ({count} instances; this one has "
-            f"{len(instances)}, or other contents). Pass the data set it was trained on."
+            f"The run was trained on another data set: it had {count} instances, and this one has "
+            f"{len(instances)} or different values. Pass the data set it was trained on."
         )
 
 
@@ -355,7 +356,7 @@ def _reopen(place: str, id: str, steps: int, *arguments: Any) -> Recording:
     opened = Recording.open(place, *arguments)
     if (opened.tape.manifest.id, opened.tape.steps) != (id, steps):
         raise InputChanged(
-            f"The tape at {place} is not the one that this work was sent for. Give all processes "
-            "the same folder."
+            f"The tape at {place} is not the one that this task was created for. Make sure that "
+            "all processes use the same folder."
         )
     return opened

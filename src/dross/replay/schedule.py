@@ -105,7 +105,7 @@ def choose_steps(tape: Tape, *, epochs: int | None = None, step: int | None = No
         step: after how many steps the model is queried.
 
     Raises:
-        InvalidInput: where the tape does not hold those steps or epochs.
+        InvalidInput: if the tape does not contain those steps or epochs.
     """
     stop = tape.steps if step is None else check_step(tape, step)
     oldest, newest = _epochs_before(tape, stop, epochs)
@@ -116,7 +116,7 @@ def check_step(tape: Tape, step: int) -> int:
     """A number of steps after which the tape has the model; raises InvalidInput."""
     if not tape.first <= check_whole(step, "step") <= tape.steps:
         raise InvalidInput(
-            f"step={step}: the tape holds the model after {tape.first} to {tape.steps} steps."
+            f"step={step}: the tape contains the model after {tape.first} to {tape.steps} steps."
         )
     return step
 
@@ -133,7 +133,9 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         return (oldest, newest)
     if tape.first > 0 and newest - epochs + 1 < oldest:
         kept = newest - oldest + 1
-        raise InvalidInput(f"The tape keeps only the last {kept} epochs; {epochs} were asked for.")
+        raise InvalidInput(
+            f"The tape keeps only the last {kept} epochs, but {epochs} were requested."
+        )
     return (max(oldest, newest - epochs + 1), newest)
 
 

@@ -162,7 +162,7 @@ class SegmentReplay:
     def _replay_if_it_fits(
         self, segment: Segment, low: int, high: int, start: State
     ) -> Replayed | None:
-        """`replay_steps` low..high-1 of a segment, or None where the states do not fit."""
+        """`replay_steps` low..high-1 of a segment, or None if the states do not fit."""
         recording = self.recording
         steps = segment.steps[low:high]
         try:
@@ -238,7 +238,7 @@ class SegmentReplay:
 
 
 def check_same(reached: State, recorded: State, t: int, tape: Tape) -> None:
-    """Refuse a replay that reached another state after t steps than the recorded one."""
+    """Refuse a replay whose state after t steps is not the recorded one."""
     check_later(reached, lambda: recorded, t, tape)()
 
 
@@ -257,7 +257,7 @@ def check_later(
         tape: says where the run was recorded.
 
     Raises:
-        InputChanged: where the two differ by more than rounding.
+        InputChanged: if the two differ by more than rounding.
     """
     copy = HostCopy(reached.tensors())
     device = reached.theta.device
@@ -291,7 +291,8 @@ def _compare(
             continue
         if not expected.is_floating_point():
             raise InputChanged(
-                f"Step {t - 1} replayed to another {name}: the run is of another model or data set."
+                f"Replaying step {t - 1} leads to another {name}: the run belongs to another model "
+                "or data set."
             )
         scale = size(expected, ROUNDING)
         least = torch.finfo(expected.dtype).tiny
@@ -299,9 +300,9 @@ def _compare(
             difference = size(value - expected, ROUNDING)
             manifest = tape.manifest
             raise InputChanged(
-                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
-                f"of {scale:.1e}). The run was recorded on {manifest.device} with torch "
-                f"{manifest.torch}; this is {device} with torch {torch.__version__}. Retrace it "
-                "there, and pass the loss, the penalty and the data it was trained with; a loop of "
-                "your own must not change the model between steps."
+                f"Replaying step {t - 1} leads to a different {name} (largest difference "
+                f"{difference:.1e} of {scale:.1e}). The run was recorded on {manifest.device} with "
+                f"torch {manifest.torch}; this is {device} with torch {torch.__version__}. Retrace "
+                "the run in the same environment, and pass the loss, the penalty and the data it "
+                "was trained with. Your own loop must not change the model between steps."
             )

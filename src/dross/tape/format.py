@@ -1,4 +1,4 @@
-"""What a tape holds: its manifest, its segments, and the record of averaged weights."""
+"""The contents of a tape: its manifest, its segments, and the record of averaged weights."""
 
 import hashlib
 import uuid
@@ -120,7 +120,9 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{entry.file} begins at step {entry.first}, not at {expected}")
             expected = entry.stop
         if self.steps != expected:
-            raise ValueError(f"it says {self.steps} steps, and its segments end at step {expected}")
+            raise ValueError(
+                f"it lists {self.steps} steps, but its segments end at step {expected}"
+            )
         for order in (*self.orders, *self.layout.orders):
             if sorted(order) != list(range(len(order))):
                 raise ValueError(f"{order} is not an order of dimensions")
@@ -250,12 +252,14 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
         raise CorruptFile(f"{path} was not written by dross.")
     if header.format != FORMAT:
         raise InputChanged(
-            f"{path} has format {header.format}; this dross reads format {FORMAT}. Use the version "
-            "of dross that recorded it, or record the run again."
+            f"{path} has format {header.format}, but this version of dross reads format {FORMAT}. "
+            "Use the version of dross that recorded it, or record the run again."
         )
     manifest = _decode(raw, Manifest, path)
     if manifest.digest != _digest(manifest) or manifest.end is None:
-        raise _damaged(path, "its digest differs, so it has been changed since it was written")
+        raise _damaged(
+            path, "its digest does not match, so it has been changed since it was written"
+        )
     return manifest
 
 

@@ -85,9 +85,11 @@ class Tape:
 
     @property
     def length(self) -> str:
-        """How many steps it holds, in words."""
+        """How many steps it contains, in words."""
         planned = self.manifest.planned
-        kept = "" if self.first == 0 else f", of which the tape keeps those from {self.first} on"
+        kept = (
+            "" if self.first == 0 else f", of which the tape keeps those from step {self.first} on"
+        )
         if planned in (None, self.steps):
             return f"{say_count(self.steps, 'step')}{kept}"
         return f"{self.steps:,} of {planned:,} planned steps{kept}"
@@ -145,9 +147,9 @@ class Tape:
             yield
         except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
             raise CorruptFile(
-                f"{self.storage.path(entry.file)} does not hold what the manifest says "
-                f"({type(error).__name__}: {error}). Restore it from a copy, or record the "
-                "run again."
+                f"{self.storage.path(entry.file)} does not match the manifest "
+                f"({type(error).__name__}: {error}). Restore it from a copy, or record the run "
+                "again."
             ) from error
 
     def _load(self, entry: StateEntry, kind: type[Notes]) -> tuple[dict[str, Tensor], Notes]:
@@ -182,7 +184,7 @@ class Tape:
 def explain_missing(path: Path | str) -> CorruptFile:
     """The error for a file that the manifest names and that is not there."""
     return CorruptFile(
-        f"{path} is missing. The run cannot be retraced without it; put it back from a copy, or "
+        f"{path} is missing. The run cannot be retraced without it; restore it from a copy, or "
         "record the run again."
     )
 
@@ -190,8 +192,8 @@ def explain_missing(path: Path | str) -> CorruptFile:
 def explain_damage(path: Path | str) -> CorruptFile:
     """The error for a file that is not as it was written."""
     return CorruptFile(
-        f"{path} is damaged: its digest differs. Restore the file from a copy, or record the run "
-        "again."
+        f"{path} is damaged: its digest does not match. Restore the file from a copy, or record "
+        "the run again."
     )
 
 
@@ -253,10 +255,10 @@ def describe_tape(tape: Tape) -> dict[str, str]:
     manifest = tape.manifest
     planned = manifest.planned
     of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
-    state = "complete" if tape.complete else "the run was cut off: continue with resume=True"
+    state = "complete" if tape.complete else "interrupted: continue with resume=True"
     segments = say_count(len(tape.entries), "segment")
     return {
-        "model": f"{manifest.model.name}, {sum(manifest.layout.sizes):,} parameters in training",
+        "model": f"{manifest.model.name}, {sum(manifest.layout.sizes):,} trainable parameters",
         "optimizer": manifest.optimizer.name,
         "loss": manifest.loss + (" with a penalty" if manifest.penalty else ""),
         "instances": "not recorded" if manifest.instances is None else f"{manifest.instances:,}",

@@ -7,7 +7,7 @@ A strategy is an object, and a segment is a starting state and the steps taken f
     LastEpochs(e)          only the last e epochs (the paper's approximation)
     Budget(bytes)          every step or a spacing of checkpoints with which the tape fits
 
-By default every step is kept where all states take at most 128 MB, and checkpoints otherwise.
+By default every step is kept if all states take at most 128 MB, and checkpoints otherwise.
 """
 
 import math
@@ -26,7 +26,7 @@ _DEFAULT_MEMORY_BYTES = 1 << 30  # where a budget names only the bytes on disk
 
 
 class Keep(ABC):
-    """What every strategy must answer."""
+    """The methods of every strategy."""
 
     @abstractmethod
     def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Spacing":
@@ -135,7 +135,7 @@ class LastEpochs(Spacing):
 
     Arguments:
         epochs: how many of the last epochs are kept.
-        inside: what is kept of these, `EveryStep()` or `Checkpoints()`.
+        inside: which of their states are kept, `EveryStep()` or `Checkpoints()`.
 
     Raises:
         InvalidInput: `epochs` is smaller than 1.
@@ -169,7 +169,7 @@ class LastEpochs(Spacing):
 class Budget(Keep):
     """Keep as many states as fit, on disk and in memory.
 
-    Where all states fit, all are kept. Otherwise the run is cut into segments of one length, with
+    If all states fit, all are kept. Otherwise the run is cut into segments of one length, with
     the state before each. That is decided before the run begins.
 
     Arguments:
@@ -194,7 +194,7 @@ class Budget(Keep):
         in_memory = self.bytes if self.in_memory is None else self.in_memory
         for value in (self.bytes, in_memory):
             if not isinstance(value, numbers.Real):
-                raise InvalidInput(f"A budget is a number of bytes, not {value!r}.")
+                raise InvalidInput(f"A budget must be a number of bytes, not {value!r}.")
             if value <= 0:
                 raise InvalidInput(f"A budget needs a positive number of bytes, not {value}.")
         if self.steps is not None and check_whole(self.steps, "Budget(steps=...)") < 1:
@@ -214,15 +214,16 @@ class Budget(Keep):
         steps = self.steps if planned is None else planned
         if steps is None:
             raise InvalidInput(
-                "The number of steps of this run is not known, so a budget cannot be divided among "
-                "them: say how many, keep=Budget(bytes, steps=...), or use keep=Checkpoints(every=k)."
+                "The number of steps of this run is not known, so a budget cannot be divided "
+                "among them: pass it as keep=Budget(bytes, steps=...), or use "
+                "keep=Checkpoints(every=k)."
             )
         ends = 2 * (state_bytes + _SEGMENT_HEADER_BYTES)  # the first state and the last one
         fixed = ends + steps * step_bytes
         if self.bytes < fixed:
             raise InvalidInput(
                 f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of "
-                f"this model and the list of instances: give at least {fixed:,}."
+                f"this model and the list of instances: it must be at least {fixed:,}."
             )
         if steps * state_bytes + fixed <= self.bytes:
             return EveryStep()

@@ -23,7 +23,7 @@ _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
 
 
 class Storage(ABC):
-    """What a tape needs of the place where its files lie."""
+    """The storage of a tape's files."""
 
     def __init__(self, address: Path | str, absolute: str):
         self.address = address
@@ -105,7 +105,7 @@ def open_url(url: str) -> tuple[Any, str]:
         home = str(known_implementations.get(scheme, {}).get("class", "")).partition(".")[0]
         needed = {"fsspec": "aiohttp", "": error.name}.get(home, home)
         raise InvalidInput(
-            f"{url} needs the package {needed}: pip install {needed}. Or download it."
+            f"{url} needs the package {needed}: pip install {needed}. Or download the files."
         ) from None
     except ValueError as error:
         raise InvalidInput(f"{url} cannot be opened: {error}.") from None
@@ -115,5 +115,5 @@ def open_storage(where: str | os.PathLike | Storage) -> Storage:
     """The storage at a path or behind a URL; raises InvalidInput for a URL that cannot be opened."""
     if isinstance(where, Storage):
         return where
-    check_folder(where, "The place of a tape")
+    check_folder(where, "The location of a tape")
     return Bucket(str(where)) if is_url(where) else Folder(Path(where))

@@ -400,8 +400,8 @@ class TapeWriter:
         path = self.folder / MANIFEST
         if path.exists() and decode_id(read_file(path), str(path)) != manifest.id:
             raise InvalidInput(
-                f"Another run has been recorded in {self.folder} in the meantime; this one is not "
-                "written over it."
+                f"Another run has been recorded in {self.folder} in the meantime; this one does "
+                "not overwrite it."
             )
 
         def save(path: Path) -> None:
@@ -469,17 +469,17 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
     Raises:
         InvalidInput: the folder is a URL, or both options are given.
-        InvalidInput: the folder holds a tape that may not be replaced, or other files.
+        InvalidInput: the folder contains a tape that may not be replaced, or other files.
         DrossError: the folder cannot be made.
     """
     if is_url(folder):
         raise InvalidInput(
-            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, "
-            "and copy the folder there."
+            f"A run can only be recorded into a local folder; {folder} is read-only. Record it "
+            "into a folder, and copy that to the URL afterwards."
         )
     folder = Path(folder)
     if overwrite and resume:
-        raise InvalidInput("overwrite and resume exclude each other: pass only one of them.")
+        raise InvalidInput("overwrite and resume are mutually exclusive: pass only one of them.")
     if (folder / MANIFEST).exists():
         if resume:
             manifest = read_manifest(folder)
@@ -487,8 +487,8 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             return manifest
         if not overwrite:
             raise InvalidInput(
-                f"There is a tape at {folder} already. Open it with dross.load, continue it "
-                "with resume=True, replace it with overwrite=True, or choose another folder."
+                f"There is already a tape at {folder}. Open it with dross.load, continue it with "
+                "resume=True, replace it with overwrite=True, or choose another folder."
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         try:
@@ -529,7 +529,7 @@ def _delete_temporary_files(folder: Path) -> None:
 
 
 def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> DrossError:
-    """The error for a failed write, which says how far the tape is whole."""
+    """The error for a failed write; it names the last step up to which the tape is complete."""
     cause = str(error)
     if isinstance(error, OSError):
         number = error.errno
@@ -539,11 +539,11 @@ def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> 
         number = int(match[1]) if match else None
     if number == errno.ENOSPC:
         cause = (
-            "the disk is full. Free some space; or, in a program of your own, keep less with "
+            "the disk is full. Free some space, or, in your own program, keep less with "
             "keep=Checkpoints() or keep=Budget(bytes)"
         )
     return DrossError(
-        f"{path} cannot be written: {cause}. The recorded run is whole up to step {steps}."
+        f"{path} cannot be written: {cause}. The recorded run is complete up to step {steps}."
     )
 
 
@@ -551,7 +551,7 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
     """Whether to continue the tape in `folder`.
 
     Arguments:
-        resume: True, or that folder itself, which means the same.
+        resume: True, or equivalently that folder.
         folder: where the run is recorded.
 
     Raises:
@@ -563,7 +563,7 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
     if Path(resume).resolve() != Path(folder).resolve():
         raise InvalidInput(
             f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run can "
-            "only be continued where it was recorded: pass resume=True."
+            "only be continued in the folder it was recorded in: pass resume=True."
         )
     return True
 
@@ -580,9 +580,9 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
             called.
 
     Raises:
-        InputChanged: where the tape does not know the state after that many steps, or several ranks
+        InputChanged: if the tape does not contain the state after that many steps, or several ranks
             wrote it, which one process cannot continue.
-        DrossError: where there is no tape, or it is damaged.
+        DrossError: if there is no tape, or it is damaged.
     """
     manifest = read_manifest(Path(folder))
     if manifest.steps == steps:
@@ -594,8 +594,8 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
         saved = [*(entry.first for entry in manifest.segments), manifest.steps]
         raise InputChanged(
             f"The checkpoint was made after {steps} steps, but the tape at {folder} can continue "
-            f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
-            "record the run again in another folder."
+            f"after {', '.join(map(str, saved))}. Resume from a checkpoint saved after one of "
+            "these numbers of steps, or record the run again in another folder."
         )
     tape = Tape(folder)
     kept = manifest.segments[: -len(later)]

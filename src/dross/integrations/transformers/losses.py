@@ -68,7 +68,7 @@ class InstanceLosses:
         """The losses of a model as transformers computes them.
 
         Raises:
-            NotSupported: for a model whose loss dross does not know.
+            NotSupported: for a model whose loss dross cannot compute.
         """
         inner: Any = model
         if hasattr(inner, "get_base_model"):  # a model of peft
@@ -79,9 +79,9 @@ class InstanceLosses:
         kind = _KINDS.get(LOSS_MAPPING.get(name)) if name else None
         if kind is None:
             raise NotSupported(
-                f"dross does not know the loss of each example of {type(inner).__name__}. Pass it: "
-                "RecordingTrainer(..., losses=fn), where fn(outputs, labels) returns one loss per "
-                "example, [B]."
+                "dross does not know how to compute the loss of each example for "
+                f"{type(inner).__name__}. Pass a function: RecordingTrainer(..., losses=fn), where "
+                "fn(outputs, labels) returns one loss per example, [B]."
             )
         config = inner.config
         if kind == "next token" and getattr(config, "is_encoder_decoder", False):
@@ -121,13 +121,13 @@ class InstanceLosses:
         """The logits of the classes, and the labels, for `Run.margins`.
 
         Raises:
-            NotSupported: where an example does not have one label out of several classes.
+            NotSupported: if an example does not have one label out of several classes.
         """
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         if self.kind != "label" or self._problem(y["labels"]) != "single_label_classification":
             raise NotSupported(
                 "Margins need one label per example, out of several classes. This model has "
-                f"another kind of task ({self.problem or self.kind})."
+                f"another task ({self.problem or self.kind})."
             )
         return logits.view(-1, self.labels), y["labels"].view(-1)
 
@@ -140,7 +140,7 @@ class InstanceLosses:
         """The same losses, one per token."""
         if not self.has_tokens:
             raise InvalidInput(
-                f"This model has one loss per {self.kind} and none per token: ask for scores per "
+                f"This model has one loss per {self.kind} and none per token: compute scores per "
                 "example."
             )
         return replace(self, each_token=True)
@@ -219,7 +219,7 @@ class Shares:
             followed: gives the losses of the examples where they are needed.
 
         Raises:
-            NotSupported: where the loss is not the sum of the examples' losses divided by any of
+            NotSupported: if the loss is not the sum of the examples' losses divided by any of
                 them.
         """
         divisors = self.divisors(losses, y, items)
@@ -236,11 +236,11 @@ class Shares:
         if best > limit:
             tried = ", ".join(f"{name}: {total / d:.6g}" for name, d in divisors.items())
             raise NotSupported(
-                f"The trainer's loss of this batch is {value:.6g}. The losses of its examples give "
-                f"other values, divided by the number of {tried}. Something else is in the loss "
-                "(an auxiliary loss, another reduction, compute_loss_func). Pass the loss of each "
-                "example: losses=fn, where fn(outputs, labels) returns [B] and the trainer's loss "
-                "is their mean or their sum divided by the number of tokens."
+                f"The trainer's loss of this batch is {value:.6g}. The sum of the losses of its "
+                f"examples, divided by the number of {tried}, is different. The loss contains "
+                "something else (an auxiliary loss, another reduction, compute_loss_func). Pass "
+                "the loss of each example: losses=fn, where fn(outputs, labels) returns [B] and "
+                "the trainer's loss is their mean or their sum divided by the number of tokens."
             )
         self.fitting = [name for name, error in off.items() if error <= max(best, 1e-9 * limit)]
         return 1 / divisors[self.fitting[0]]
@@ -268,8 +268,8 @@ def loss_of(
     Arguments:
         data: the data set with its collator.
         batch_size: examples in a batch.
-        count: count(losses, y) says how many losses a batch has; by default as many as are not
-            ignored.
+        count: count(losses, y) returns the number of losses in a batch; by default those that are
+            not ignored.
         each: one query per example instead, the mean over its own tokens.
     """
     batch_size = 1 if each else batch_size

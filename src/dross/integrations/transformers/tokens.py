@@ -1,4 +1,4 @@
-"""Scores per token: a recorded run in which every labelled token is an instance of its own.
+"""Scores per token: a recorded run in which every labelled token is its own instance.
 
 The loss of an example is the sum of the losses of its tokens, so the weight of an example is that
 of each of its tokens, and
@@ -29,7 +29,7 @@ from .losses import InstanceLosses
 
 @dataclass(frozen=True)
 class TokenRun:
-    """A recorded run, asked about tokens.
+    """A recorded run whose scores are per token.
 
     trainer.recorded_run(per_token=True).influence(query)[7]      # the tokens of example 7
     """
@@ -59,10 +59,10 @@ def per_token(run: Run) -> TokenRun:
     """The run with tokens as instances.
 
     Arguments:
-        run: of a language model or a token classifier, as `recorded_run` gives it.
+        run: of a language model or a token classifier, as `recorded_run` returns it.
 
     Raises:
-        InvalidInput: where examples have no losses per token.
+        InvalidInput: if examples have no losses per token.
     """
     recording = run.recording
     losses = recording.objective.loss

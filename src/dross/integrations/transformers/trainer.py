@@ -39,7 +39,7 @@ class RecordingMixin:
     Arguments:
         path: the folder that the run is recorded in.
         keep: what is kept of it, as for `dross.train`.
-        losses: losses(outputs, labels) -> [B], the loss of each example, where dross does not know
+        losses: losses(outputs, labels) -> [B], the loss of each example, if dross cannot compute
             it. The trainer's own loss must be their mean, or their sum divided by the number of
             labelled tokens.
         overwrite: replace an existing tape.
@@ -87,8 +87,8 @@ class RecordingMixin:
         """The training set without the columns that the model does not take."""
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise NotSupported(
-                "The training set is iterable: its examples have no ids, so none could be scored. "
-                "Use a map-style data set (datasets.Dataset, or one with __len__ and __getitem__)."
+                "The training set is iterable: its examples have no ids and cannot be scored. Use "
+                "a map-style data set (datasets.Dataset, or one with __len__ and __getitem__)."
             )
         is_table = hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns")
         return self._remove_unused_columns(dataset, "training") if is_table else dataset
@@ -186,10 +186,10 @@ class RecordingMixin:
         """The run that was recorded. In a new process, a trainer built the same way opens it.
 
         Arguments:
-            per_token: give a `TokenRun`, which scores every labelled token of every example.
+            per_token: return a `TokenRun`, which scores every labelled token of every example.
 
         Raises:
-            DrossError: where there is no tape, or it is of another model or of other data.
+            DrossError: if there is no tape, or it belongs to another model or other data.
         """
         self._close_recorder()
         if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
@@ -285,17 +285,17 @@ def _check_settings(args: Any) -> None:
     if args.n_gpu > 1:
         raise NotSupported(
             f"Trainer would spread each batch over {args.n_gpu} GPUs with DataParallel, which "
-            "cannot be recorded. Let it see one GPU: CUDA_VISIBLE_DEVICES=0."
+            "cannot be recorded. Make only one GPU visible: CUDA_VISIBLE_DEVICES=0."
         )
     if args.world_size > 1:
         raise NotSupported(
-            f"This Trainer runs on {args.world_size} processes; dross records one. Start one "
-            "process, or write the loop with dross.Recorder, which follows "
+            f"This Trainer runs on {args.world_size} processes, but dross can record only one. "
+            "Start a single process, or write the loop with dross.Recorder, which supports "
             "DistributedDataParallel."
         )
     if args.neftune_noise_alpha is not None:
         raise NotSupported(
-            "neftune_noise_alpha adds noise that Trainer takes out of the model after training, "
+            "neftune_noise_alpha adds noise that Trainer removes from the model after training, "
             "so the run could not be replayed. Train without it."
         )
 
@@ -323,8 +323,8 @@ class WithIds(Dataset):
     def _add(self, i: int, item: Any) -> dict:
         if not isinstance(item, Mapping):
             raise InvalidInput(
-                f"Example {i} of the training set has the type {type(item).__name__}; dross needs "
-                "dicts of columns, as datasets.Dataset gives them, to let each carry its id."
+                f"Example {i} of the training set has the type {type(item).__name__}, but dross "
+                "needs dicts of columns, such as those of datasets.Dataset, to add an id to each."
             )
         return {**item, ID: int(i)}
 
@@ -355,17 +355,16 @@ def take_ids(inputs: Any) -> Tensor:
     """The ids of a batch, taken out of it."""
     if ID not in inputs:
         raise InvalidInput(
-            f"The batch does not say which examples it is made of ('{ID}' is missing): this "
-            "trainer makes its own loader, or its collator drops the ids. Let "
-            "get_train_dataloader of Trainer make the loader, or give the loader "
-            "WithIds(train_dataset) and IdCollator(collator) of "
-            "dross.integrations.transformers.trainer."
+            f"The batch does not contain the ids of its examples ('{ID}' is missing): this trainer "
+            "makes its own loader, or its collator drops the ids. Let "
+            "Trainer.get_train_dataloader make the loader, or make it with WithIds(train_dataset) "
+            "and IdCollator(collator) from dross.integrations.transformers.trainer."
         )
     return inputs.pop(ID)
 
 
 class Split:
-    """Takes a batch apart: what the model is called with, and the labels by name."""
+    """Splits a batch into the model's inputs and the labels by name."""
 
     def __init__(self, label_names: Sequence[str], keep_labels: bool):
         """keep_labels: an encoder-decoder model makes its decoder's inputs from them."""
@@ -375,13 +374,13 @@ class Split:
         """x and y of a batch.
 
         Raises:
-            InvalidInput: where there are no labels.
-            NotSupported: where rows are not examples.
+            InvalidInput: if there are no labels.
+            NotSupported: if rows are not examples.
         """
         if not hasattr(batch, "items"):
             raise InvalidInput(
-                f"The collator makes the type {type(batch).__name__}; Trainer calls a model with "
-                "a dict of columns. Return {'input_ids': ..., 'labels': ...}."
+                f"The collator returns the type {type(batch).__name__}, but Trainer calls a model "
+                "with a dict of columns. Return {'input_ids': ..., 'labels': ...}."
             )
         given = {k: v for k, v in batch.items() if v is not None and k != ID}
         if "shift_labels" in given or "cu_seq_lens_q" in given:
@@ -390,15 +389,16 @@ class Split:
         if not y:
             raise InvalidInput(
                 f"The batches have the columns {', '.join(given) or 'none'} and no "
-                f"{' or '.join(self.label_names) or 'labels'}, so there is no loss to learn from. "
-                "Add that column to the data set, let the collator make it, or say its name: "
+                f"{' or '.join(self.label_names) or 'labels'}, so there is no loss to train on. "
+                "Add that column to the data set, let the collator make it, or pass its name: "
                 "TrainingArguments(label_names=[...])."
             )
         odd = [name for name, value in given.items() if not isinstance(value, Tensor)]
         if odd:
             raise InvalidInput(
-                f"'{odd[0]}' in the batch has the type {type(given[odd[0]]).__name__}: dross "
-                "replays tensors. Leave that column out, or turn it into a tensor in the collator."
+                f"'{odd[0]}' in the batch has the type {type(given[odd[0]]).__name__}, but dross "
+                "can replay only tensors. Leave out that column, or convert it to a tensor in the "
+                "collator."
             )
         kept = given if self.keep_labels else {k: v for k, v in given.items() if k not in y}
         if not kept:
@@ -422,11 +422,10 @@ def check_rows(ids: Tensor, x: ModelKwargs, y: dict[str, Tensor]) -> None:
 
 
 def packing_refused(what: str) -> NotSupported:
-    """Several examples in one row cannot be told apart."""
+    """The losses of several examples in one row cannot be separated."""
     return NotSupported(
-        f"{what} (packing, padding-free). Then the examples share a row and the loss of one "
-        "cannot be told from that of another, so none has a score. Train with packing=False and "
-        "padding_free=False."
+        f"{what} (packing, padding-free). The examples then share a row, and their losses cannot "
+        "be separated, so none can be scored. Train with packing=False and padding_free=False."
     )
 
 
@@ -442,7 +441,7 @@ def recording(trainer_class: type[Trainer]) -> Any:
     """
     if not (isinstance(trainer_class, type) and issubclass(trainer_class, Trainer)):
         raise InvalidInput(
-            f"recording takes a trainer class, such as SFTTrainer, not {trainer_class!r}."
+            f"trainer_class must be a trainer class, such as SFTTrainer, not {trainer_class!r}."
         )
     name = f"Recording{trainer_class.__name__}"
     return type(name, (RecordingMixin, trainer_class), {"__doc__": RecordingMixin.__doc__})
