@@ -1,4 +1,4 @@
-"""A loop of your own with accelerate, recorded: which wrong labels make the model worse?
+"""Your own loop with accelerate, recorded: which wrong labels make the model worse?
 
     pip install . accelerate
     python examples/accelerate_loop.py

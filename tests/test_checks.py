@@ -31,9 +31,9 @@ def test_an_unknown_name_is_refused_with_the_closest_and_all_names(name, hint):
 def test_a_message_names_an_option_in_one_way_for_python_and_the_command_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,y\n1,2\n")
-    with pytest.raises(InvalidInput, match="Pass its name as `label`"):
+    with pytest.raises(InvalidInput, match="pass its name as `label`"):
         dross.clean(path, out=tmp_path / "out")
-    with pytest.raises(InvalidInput, match="Pass its name as `label`"):
+    with pytest.raises(InvalidInput, match="pass its name as `label`"):
         CliRunner().invoke(cli.app, ["clean", str(path)], catch_exceptions=False)
 
 

@@ -216,7 +216,7 @@ def test_very_many_classes(tmp_path):
 def test_a_handful_of_validation_rows_is_refused(tmp_path, count):
     x, y = two_classes(80, 0)
     with pytest.raises(
-        dross.InvalidInput, match=f"validation part has only {count} instances. Give"
+        dross.InvalidInput, match=f"validation set has only {count} instances. Provide"
     ):
         dross.clean(x, y, validation=(x[:count], y[:count]), out=tmp_path / "run", **FEW)
     assert not (tmp_path / "run").exists()

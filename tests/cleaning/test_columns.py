@@ -64,8 +64,11 @@ def test_classes_that_differ_only_in_case_are_named(tmp_path):
     ("labels", "note"),
     [
         (["yes", "no"], None),
-        ([0, 1], "The 2 different numbers of 'y' are treated as classes; `task='regression'` "),
-        (np.arange(100) ** 2 / 7, "'y' is predicted as a number; `task='classification'` "),
+        (
+            [0, 1],
+            "The 2 different numbers of 'y' are treated as classes; pass `task='regression'` ",
+        ),
+        (np.arange(100) ** 2 / 7, "'y' is predicted as a number; pass `task='classification'` "),
     ],
 )
 def test_a_task_that_is_guessed_from_numbers_is_noted(tmp_path, labels, note):
@@ -74,7 +77,7 @@ def test_a_task_that_is_guessed_from_numbers_is_noted(tmp_path, labels, note):
     guesses = [
         each for each in prepare(Request(str(tmp_path / "t.csv"), "y")).notes if "task=" in each
     ]
-    assert guesses == ([] if note is None else [f"{note}changes this."])
+    assert guesses == ([] if note is None else [f"{note}to change this."])
 
 
 def test_of_thousands_of_columns_the_first_are_named():

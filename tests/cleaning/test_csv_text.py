@@ -57,7 +57,7 @@ def test_cells_may_be_long():
         (b" \n\t\n", "is empty"),
         (b"", "is empty"),
         (b"a\0,b\n1,2\n", "not a text file"),
-        (b"\xff\xfea", "begins like a file in utf-16-le, but is not one"),
+        (b"\xff\xfea", "begins like a file in utf-16-le, but is not valid"),
     ],
 )
 def test_what_is_no_text_is_refused(raw, told):

@@ -69,7 +69,7 @@ def test_the_commands(people):
     said, run = people
     assert said.exit_code == 0 and "Remaining: about" in said.output
     assert "dross review runs/people" in said.output
-    assert "'size2' is ignored: always '1.0'" in said.output
+    assert "'size2' is ignored: every cell is '1.0'" in said.output
     assert "Categories: colour" in said.output
     assert all(len(line) <= 80 for line in said.output.splitlines())
     judged = run("judge runs/people --remove 5 --seeds 3")

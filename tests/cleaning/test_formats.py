@@ -75,7 +75,7 @@ SHEET = [NAMES, *([k, "cat" if k % 2 else "dog"] for k in range(COUNT))]
 def test_a_sheet_is_the_first_or_the_one_that_is_named(tmp_path):
     path = write_book(tmp_path / "t.xlsx", Data=SHEET, Old=[[*NAMES, "more"], [1, "cat", 2]])
     data = prepare(Request(str(path), "kind"))
-    note = "The sheet 'Data' is read, the first of t.xlsx; `sheet` names another: 'Old'."
+    note = "The first sheet of t.xlsx, 'Data', is read; pass `sheet` to read another: 'Old'."
     assert note in data.notes and data.source.content["size"].tolist() == list(range(COUNT))
     with pytest.raises(InvalidInput, match="There are 1 instances with a label"):
         prepare(Request(str(path), "kind", sheet="Old"))
@@ -91,7 +91,9 @@ def test_rows_have_the_numbers_of_the_sheet(tmp_path):
     source = prepare(Request(str(path), "kind")).source
     assert source.rows.tolist() == list(range(5, 5 + COUNT)) and list(source.content) == ["size"]
     path = write_book(tmp_path / "titled.xlsx", Data=[["Sizes of pets"], *SHEET])
-    with pytest.raises(InvalidInput, match=r"sheet 'Data': row 1 must hold.*Delete the rows above"):
+    with pytest.raises(
+        InvalidInput, match=r"sheet 'Data': row 1 must contain.*Delete the rows above"
+    ):
         prepare(Request(str(path), "kind"))
 
 
@@ -113,7 +115,7 @@ def test_cells_of_a_sheet(tmp_path):
 def test_what_a_sheet_cannot_hold_is_refused(tmp_path):
     noon = pandas.Timestamp("2024-01-01 12:00", tz="UTC")
     for value in ("x" * 40_000, 2**60 + 1, np.inf, noon, "a\x01", b"a"):
-        with pytest.raises(InvalidInput, match="A sheet cannot hold"):
+        with pytest.raises(InvalidInput, match="A sheet cannot contain"):
             FORMATS[".xlsx"].write(pandas.DataFrame({"x": [value]}, dtype=object))
     path = write_book(tmp_path / "t.xlsx", Data=SHEET)
     assert suffix_of_copy(path) == ".xlsx" and suffix_of_copy(tmp_path / "t.xls") == ".xlsx"

@@ -125,7 +125,7 @@ def test_damaged_exif_data_leave_the_image_as_it_is_stored(tmp_path):
 
 def test_images_that_are_all_the_same_are_noticed(tmp_path):
     write_set(tmp_path / "p", lambda rng, _: np.full((8, 8, 3), 255, dtype=np.uint8))
-    with pytest.raises(InvalidInput, match="are the same: there is nothing to tell apart"):
+    with pytest.raises(InvalidInput, match="are identical, so there is nothing to learn"):
         prepare(Request(str(tmp_path / "p")))
 
 
@@ -154,7 +154,7 @@ def test_what_is_left_out_is_said(tmp_path):
     (folder / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     told = " ".join(prepare(Request(str(folder))).notes)
     assert "2 files are not images and are left out: bird/1.heic, fish." in told
-    assert "Not classes, because they have no images: bird." in told
+    assert "These folders contain no images, so they are not classes: bird." in told
     assert "1 image cannot be opened and is left out: cat/gone.png." in told
     (folder / "fish").unlink()
     told = " ".join(prepare(Request(str(folder))).notes)

@@ -99,7 +99,7 @@ def test_folders_without_usable_images_are_refused(pets, tmp_path):
     with pytest.raises(InvalidInput, match="no images under"):
         load.prepare(load.Request(str(tmp_path / "none")))
     (pets / "loose.png").write_bytes((pets / "cat" / "1.png").read_bytes())
-    with pytest.raises(InvalidInput, match="lies directly in"):
+    with pytest.raises(InvalidInput, match="is directly in"):
         load.prepare(load.Request(str(pets)))
     for kind in ("cat", "dog"):
         for path in (pets / kind).iterdir():

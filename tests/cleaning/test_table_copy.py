@@ -44,7 +44,7 @@ def test_the_separator_that_was_given_is_used(tmp_path):
 def test_a_label_that_is_no_plain_number_is_refused_among_numbers(tmp_path):
     text = "x,y\n1,2.5\n2,3.5\n"
     assert copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "4"})) == ("x,y\n1,4\n2,3.5\n")
-    with pytest.raises(InvalidInput, match="'1_000' cannot be a label"):
+    with pytest.raises(InvalidInput, match="'1_000' is not a valid label"):
         copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "1_000"}))
 
 

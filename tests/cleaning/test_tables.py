@@ -186,5 +186,5 @@ def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path, raw):
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
 def test_seeds_out_of_range_are_refused(seed):
-    with pytest.raises(InvalidInput, match="A seed is a whole number from 0"):
+    with pytest.raises(InvalidInput, match="A seed must be a whole number from 0"):
         Request("t.csv", "y", seed=seed)

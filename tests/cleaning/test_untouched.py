@@ -83,12 +83,12 @@ def test_no_input_is_written_over(little, name, through):
         make = target.symlink_to if through == "link" else target.hardlink_to
         make(folder / name)
     before = contents(folder)
-    with pytest.raises(InvalidInput, match="which is never touched"):
+    with pytest.raises(InvalidInput, match="which dross never changes"):
         dross.export(little, target, remove=3, overwrite=True)
     # the list of decisions is an output, too
     copy = folder / "copy.csv"
     (folder / "copy.csv-decisions.csv").symlink_to(folder / name)
-    with pytest.raises(InvalidInput, match="which is never touched"):
+    with pytest.raises(InvalidInput, match="which dross never changes"):
         dross.export(little, copy, remove=3, overwrite=True)
     (folder / "copy.csv-decisions.csv").unlink()
     assert contents(folder) == before
@@ -193,7 +193,7 @@ def test_a_folder_that_holds_an_input_is_refused(little, place):
         path.rename(folder / path.name)
     before = contents(folder)
     out = folder if place.startswith("train") else folder / place
-    with pytest.raises(InvalidInput, match="never touched"):
+    with pytest.raises(InvalidInput, match="never changes"):
         dross.clean(folder / "train.csv", "kind", out=out, overwrite=True, **QUICK)
     assert contents(folder) == before
 

@@ -67,5 +67,5 @@ def test_buckets_and_file_urls(tmp_path):
         request = Request(url, "kind")
         assert prepare(request).source.content.equals(local.source.content)
         assert digest_inputs(request) == digest_inputs(Request(str(path), "kind"))
-    with pytest.raises(InvalidInput, match="images are read from this machine"):
+    with pytest.raises(InvalidInput, match="images must be on this machine"):
         prepare(Request("memory://bucket/pets.csv", "kind", images="x"))

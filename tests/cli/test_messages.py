@@ -103,14 +103,14 @@ def write_book():
 
 
 ODD = {  # name of the file: its content, further options, what is said
-    "a.csv": (PEOPLE, "", "Pass its name as --label. a.csv has the columns age, city, income."),
+    "a.csv": (PEOPLE, "", "pass its name as --label. a.csv has the columns age, city, income."),
     "b.csv": (PEOPLE, "--label INCOM", "named 'INCOM' in b.csv. Did you mean 'income'?"),
     "c.csv": (
         REVIEWS,
         "--label stars",
-        "'review' holds texts: to learn from them, pass --text review.",
+        "'review' contains texts: to learn from them, pass --text review.",
     ),
-    "d.csv": (REVIEWS, "--label review", "90 different texts, which are no classes."),
+    "d.csv": (REVIEWS, "--label review", "90 different texts, too many for classes."),
     "e.csv": (PEOPLE.partition("\n")[2], "--label income", "seems to have no header"),
     "f.csv": ("0.5,a\n" + "1.5,a\n2.5,b\n" * 40, "--label a", "its first row is 0.5, a."),
     "J.csv": ("0.5,2\n" + "1.5,3\n2.5,4\n" * 40, "--label y", "its first row is 0.5, 2."),
@@ -175,7 +175,10 @@ def test_odd_inputs(run, tmp_path, name):
         ("foo://bucket/a.csv", "Protocol not known: foo."),
         ("C:\\data\\a.csv", "There is no file C:\\data\\a.csv."),
         ("peple.csv", "There is no file peple.csv. Did you mean people.csv?"),
-        ("folder", "folder holds no images, but 1 table, such as folder/a.csv. Pass one of them."),
+        (
+            "folder",
+            "folder contains no images, but 1 table, such as folder/a.csv. Pass one of them.",
+        ),
     ],
 )
 def test_places_that_hold_no_input(run, tmp_path, monkeypatch, data, said):

@@ -62,7 +62,7 @@ ROWS = {
     ),
     "half a letter of the source": (
         '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "b", "source": "\\ude00"}\n',
-        "line 2: .* is half of a letter",
+        "line 2: .* is half of a character",
     ),
     "no content": ('{"messages": [{"role": "user"}]}\n', "missing required field `content`"),
 }

@@ -82,19 +82,19 @@ def decode_text(raw: bytes, name: str) -> tuple[str, Encoding, list[str]]:
     except UnicodeDecodeError as error:
         if encoding != Encoding():
             raise InvalidInput(
-                f"{name} begins like a file in {encoding.codec}, but is not one (byte "
-                f"{error.start}). Save it as CSV (UTF-8)."
+                f"{name} begins like a file in {encoding.codec}, but is not valid {encoding.codec} "
+                f"(byte {error.start}). Save it as CSV (UTF-8)."
             ) from None
         encoding = Encoding(None)
         text = encoding.decode(raw)
         notes.append(
-            f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
-            "Check letters with accents."
+            f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. Check that accented "
+            "letters were read correctly."
         )
     if "\0" in (text[:1000] if notes else text.lstrip().split("\n", 1)[0]):
         raise InvalidInput(
-            f"{name} has NUL characters at its beginning: it is not a text file. Save it as CSV "
-            "(UTF-8) or Parquet."
+            f"{name} begins with NUL characters, so it is not a text file. Save it as CSV (UTF-8) "
+            "or Parquet."
         )
     if not text.strip():
         raise InvalidInput(f"{name} is empty.")
@@ -106,14 +106,17 @@ def check_separator(separator: str) -> str:
     if separator in ("tab", "\\t"):
         return "\t"
     if len(separator) != 1 or separator in '"\r\n':
-        raise InvalidInput(f"A separator is one character, or the word tab, not '{separator}'.")
+        raise InvalidInput(
+            f"A separator must be one character, or the word tab, not '{separator}'."
+        )
     return separator
 
 
 def guess_separator(text: str) -> str:
-    """The separator that gives most rows as many cells as the first; of several, the most cells.
+    """The separator that splits most rows into as many cells as the first; of several, the most
+    cells.
 
-    A first line such as `sep=;`, which Excel takes, says which one it is.
+    A first line such as `sep=;`, which Excel understands, specifies it.
     """
     if declared := _DECLARED.match(text):
         return declared[1]
@@ -169,8 +172,8 @@ def parse_csv(
         if len(row) > len(names) == 1:
             raise InvalidInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but line "
-                f"{lines[first]} has one, '{names[0][:60]}'. The first line must hold the names of "
-                "the columns: delete what is above them."
+                f"{lines[first]} has one, '{names[0][:60]}'. The first line must contain the names "
+                "of the columns: delete the lines above them."
             )
         if len(row) > len(names):
             raise InvalidInput(

@@ -86,9 +86,9 @@ class TableFormat(ABC):
     """A kind of file that holds a table. FORMATS lists them all.
 
     Attributes:
-        what: What a person calls such a file.
-        marks_missing: Whether a file says which cells are missing. Otherwise cells such as "NA"
-            count as missing, and `Reading.missing` says which.
+        what: The usual name of such a file.
+        marks_missing: Whether a file marks missing cells. Otherwise cells such as "NA" count as
+            missing; see `Reading.missing`.
         copied_as: How the names of copies end, where no file of this kind can be written.
         not_copied: What a file may have that no copy keeps, as a sentence for the user.
     """
@@ -113,7 +113,7 @@ class TableFormat(ABC):
 
     @abstractmethod
     def load(self, raw: bytes, reading: Reading) -> Frame:
-        """What pandas makes of a file that `write` or `copy` made."""
+        """A file of `write` or `copy` as pandas reads it."""
 
     def explain_lack(
         self, raw: bytes, path: Place, reading: Reading, names: list[str], lacking: str
@@ -158,9 +158,9 @@ class _TextFormat(TableFormat):
             notes.append(f"Columns are separated by {shown}.")
         if short:
             notes.append(
-                f"{say_count(len(short), 'row has', 'rows have')} fewer cells than the first line "
-                f"has names (the first is on line {short[0]}); the cells that are not there count "
-                "as missing."
+                f"{say_count(len(short), 'row has', 'rows have')} fewer cells than there are "
+                f"column names (the first is on line {short[0]}); the absent cells count as "
+                "missing."
             )
         return frame, notes
 
@@ -205,7 +205,7 @@ def _encode(text: str, encoding: Encoding) -> bytes:
     except UnicodeEncodeError as error:
         letter = error.object[error.start]
         raise InvalidInput(
-            f"The letter {letter!r} of a new label does not exist in the encoding of the input. "
+            f"The character {letter!r} of a new label does not exist in the encoding of the input. "
             "Save the input as CSV (UTF-8)."
         ) from None
 
@@ -378,14 +378,14 @@ def parse_json_lines(raw: bytes, path: Place | None) -> Iterator[tuple[int, dict
 
 
 def _check_letters(row: dict[str, Any], where: str) -> None:
-    """Refuse half of a letter, which JSON can hold and neither UTF-8 nor a tokenizer."""
+    """Refuse half of a character, which JSON can contain, but neither UTF-8 nor a tokenizer."""
     text = json.dumps(row, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"{where}: {text[error.start]!a} is half of a letter, such as of an emoji that was cut "
-            "in two. Remove it, or write the whole letter."
+            f"{where}: {text[error.start]!a} is half of a character, such as an emoji that was cut "
+            "in two. Remove it, or write the whole character."
         ) from None
 
 
@@ -395,8 +395,8 @@ def _explain_nested(path: Place, line: int, name: str, value: Any) -> str:
     if name == "messages":
         chats = f" If these are chats: dross clean-chats {path} --model PATH_OR_NAME."
     return (
-        f"{path}, line {line}: '{name}' holds {what}, but a table has one value per cell. Leave "
-        f"'{name}' out, or give each of its values a column.{chats}"
+        f"{path}, line {line}: '{name}' contains {what}, but a table has one value per cell. Leave "
+        f"out '{name}', or put each of its values in its own column.{chats}"
     )
 
 
@@ -443,7 +443,7 @@ class _ExcelFormat(TableFormat):
         filled = [(number, row) for number, row in enumerate(rows, 1) if _has_value(row)]
         others = [f"'{name}'" for name in sheets if name != sheet]
         if not filled:
-            hint = f" Other sheets: {', '.join(others)}; `sheet` names one." if others else ""
+            hint = f" Other sheets: {', '.join(others)}. Pass one as `sheet`." if others else ""
             raise InvalidInput(f"{named} is empty.{hint}")
         (first, names), *filled = filled
         width = max(
@@ -455,8 +455,8 @@ class _ExcelFormat(TableFormat):
         titled = names[0] != "" and len(unnamed) == width - 1 > 0
         if titled or len(unnamed) > width / 2:
             raise InvalidInput(
-                f"{named}: row {first} must hold the names of the columns, but {len(unnamed)} of "
-                f"{width} columns have none. Delete the rows above the names."
+                f"{named}: row {first} must contain the names of the columns, but {len(unnamed)} "
+                f"of {width} columns have none. Delete the rows above the names."
             )
         used = [k for k in range(width) if names[k] != "" or k in unnamed]
         columns = [type_column([_as_cell(row[k]) for _, row in filled]) for k in used]
@@ -466,8 +466,8 @@ class _ExcelFormat(TableFormat):
         notes = []
         if others and reading.sheet is None:
             notes.append(
-                f"The sheet '{sheet}' is read, the first of {path.name}; `sheet` names another: "
-                f"{', '.join(others)}."
+                f"The first sheet of {path.name}, '{sheet}', is read; pass `sheet` to read "
+                f"another: {', '.join(others)}."
             )
         return frame, notes
 
@@ -537,7 +537,7 @@ def _as_cell(cell: Any) -> Any:
     return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
-_OTHER_KIND = "Choose another kind of file, such as .csv."
+_OTHER_KIND = "Choose another file format, such as .csv."
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _MAX_LETTERS = 32_767  # of a cell
 _MAX_ROWS, _MAX_COLUMNS = 1_048_576, 16_384
@@ -550,7 +550,7 @@ def _write_sheet(frame: Frame, sheet: str) -> bytes:
     from openpyxl.cell import WriteOnlyCell
 
     if len(frame) >= _MAX_ROWS or len(frame.columns) > _MAX_COLUMNS:
-        raise InvalidInput(f"The table is larger than a sheet can be. {_OTHER_KIND}")
+        raise InvalidInput(f"The table is too large for a sheet. {_OTHER_KIND}")
     names = [str(name) for name in frame.columns]
     columns = [plain_values(frame.iloc[:, k]) for k in range(len(names))]
     for value in chain(names, *columns):  # before: openpyxl cannot be stopped while it writes
@@ -569,9 +569,9 @@ def _write_sheet(frame: Frame, sheet: str) -> bytes:
 
 
 def _check_cell(value: Any) -> None:
-    """Refuse what a cell of a sheet cannot hold."""
+    """Refuse what a cell of a sheet cannot contain."""
     if isinstance(value, str):
-        wrong = "a text of more than 32,767 letters" if len(value) > _MAX_LETTERS else ""
+        wrong = "a text of more than 32,767 characters" if len(value) > _MAX_LETTERS else ""
         wrong = wrong or ("a text with control characters" if _CONTROL.search(value) else "")
     elif isinstance(value, (int, float)):
         wrong = "" if abs(value) <= _MAX_WHOLE or isinstance(value, float) else f"{value} exactly"
@@ -582,7 +582,7 @@ def _check_cell(value: Any) -> None:
         known = value is None or isinstance(value, (date, timedelta))
         wrong = "" if known else f"cells of the type {type(value).__name__}"
     if wrong:
-        raise InvalidInput(f"A sheet cannot hold {wrong}. {_OTHER_KIND}")
+        raise InvalidInput(f"A sheet cannot contain {wrong}. {_OTHER_KIND}")
 
 
 # --- cells of files that have types ---------------------------------------------------------------
@@ -621,8 +621,8 @@ def plain_values(column: Series) -> list[Any]:
 def _check_unique(frame: Frame, what: str) -> None:
     if not frame.columns.is_unique:
         raise InvalidInput(
-            f"Some columns have the same name, which {what} does not allow. Choose another "
-            "kind of file, such as .csv."
+            f"Some columns have the same name, which {what} does not allow. Choose another file "
+            "format, such as .csv."
         )
 
 
@@ -702,7 +702,7 @@ def copy_table(
         raw: The content of the file.
         source: Where it is.
         suffix: Of the copy: one of FORMATS, or that of the file; that of a compression may follow.
-        label: The column that holds the labels.
+        label: The column that contains the labels.
         edits: What to change.
         reading: How the file was read.
     """
@@ -730,8 +730,8 @@ def copy_table(
         raise
     except Exception as error:  # a table can hold what a file of another kind cannot
         raise InvalidInput(
-            f"{source} cannot be copied as {suffix}: {first_line(error)}. Choose another kind of "
-            "file."
+            f"{source} cannot be copied as {suffix}: {first_line(error)}. Choose another file "
+            "format."
         ) from error
     return pack(copied, packing), int(kept.sum())
 
@@ -756,6 +756,8 @@ def _relabel(shown: Series, values: list[Any], new: Mapping[int, str]) -> dict[i
         else:
             number = read_number(label)
             if number is None or (isinstance(old, int) and not number.is_integer()):
-                raise InvalidInput(f"'{label}' cannot be a label among labels such as '{old}'.")
+                raise InvalidInput(
+                    f"'{label}' is not a valid label here: the existing labels are like '{old}'."
+                )
             changed[place] = label if isinstance(old, str) else type(old)(number)
     return changed

@@ -26,7 +26,7 @@ from .tables import as_text, has_content, read_frame
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _RESIZED = 32  # pixels on a side, for images that are large or differ in size
-_MAX_SIDE = 40  # images of one size up to this one are learned as they are
+_MAX_SIDE = 40  # images of one size up to this one are used as they are
 _MIN_SIDE = 4
 _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
@@ -122,8 +122,8 @@ def read_folder(folder: Path) -> Source:
     tables = [path for path in everything if split_suffix(path.name)[0] in FORMATS]
     if not files and tables:
         raise InvalidInput(
-            f"{folder} holds no images, but {say_count(len(tables), 'table')}, such as {tables[0]}. "
-            "Pass one of them."
+            f"{folder} contains no images, but {say_count(len(tables), 'table')}, such as "
+            f"{tables[0]}. Pass one of them."
         )
     if not files:
         raise InvalidInput(
@@ -133,8 +133,8 @@ def read_folder(folder: Path) -> Source:
     loose = [path for path in files if path.parent == folder]
     if loose:
         raise InvalidInput(
-            f"{loose[0].name} lies directly in {folder}. Put the images of each class into a "
-            "folder with its name, or pass a CSV of paths and labels with `images` and `label`."
+            f"{loose[0].name} is directly in {folder}. Put the images of each class into a folder "
+            "named after the class, or pass a CSV of paths and labels with `images` and `label`."
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
@@ -147,7 +147,9 @@ def read_folder(folder: Path) -> Source:
     classes = set(labels)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if empty := [name for name in folders if name not in classes]:
-        notes.append(f"Not classes, because they have no images: {_examples(empty)}.")
+        notes.append(
+            f"These folders contain no images, so they are not classes: {_examples(empty)}."
+        )
     content = pandas.DataFrame({"path": names})
     rows = np.arange(len(names))
     return _drop_broken(Source(IMAGES, "class", content, labels, rows, "", notes), folder)
@@ -189,8 +191,8 @@ def _drop_broken(source: Source, root: Path) -> Source:
     broken = [paths[k] for k in np.flatnonzero(~opens)]
     if len(broken) > _MAX_SHARE_BROKEN * len(source):
         raise InvalidInput(
-            f"{len(broken)} of {len(source)} images cannot be opened ({_examples(broken)}). "
-            "Are they images, and are the paths right?"
+            f"{len(broken)} of {len(source)} images cannot be opened ({_examples(broken)}). Check "
+            "that they are images and that the paths are correct."
         )
     if broken:
         left_out = ("image cannot be opened and is", "images cannot be opened and are")
@@ -204,7 +206,7 @@ def _open(path: Path) -> np.ndarray | None:
 
     They are uint8, or float32 where an image has more than 256 shades: grey ones of 16 bits, or
     floating ones between 0 and 1. The EXIF orientation is applied. Every image of a file is decoded
-    here, so that models learn what people see.
+    here, so that models are trained on what people see.
     """
     if is_in_array(path):
         return read_image(path)
@@ -223,8 +225,9 @@ def _open(path: Path) -> np.ndarray | None:
         return None
     if not (shades.min() >= 0 and shades.max() <= white):
         raise InvalidInput(
-            f"{path} has shades from {shades.min():g} to {shades.max():g}; dross reads only shades "
-            f"from 0 (black) to {white:g} (white). Save the images with 8 or 16 bits."
+            f"{path} has pixel values from {shades.min():g} to {shades.max():g}, but dross reads "
+            f"only values from 0 (black) to {white:g} (white). Save the images with 8 or 16 bits "
+            "per channel."
         )
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
@@ -243,7 +246,9 @@ def _turn_upright(image: Image.Image) -> Image.Image:
 def _open_again(path: Path) -> np.ndarray:
     pixels = _open(path)
     if pixels is None:
-        raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
+        raise InvalidInput(
+            f"{path} could be opened before, but no longer can. Check whether it was moved."
+        )
     return pixels
 
 
@@ -260,7 +265,7 @@ def load_thumbnail(path: Path) -> np.ndarray:
 
 
 class ImageEncoder:
-    """Turns images into float32 [N, C, H, W], standardized by the training part.
+    """Turns images into float32 [N, C, H, W], standardized by the training set.
 
     Grey images have one channel. Large images, and those of different sizes, are resized.
     """
@@ -281,8 +286,8 @@ class ImageEncoder:
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _MEASURED)])
         if torch.equal(pixels, pixels[:1].expand_as(pixels)):
             raise InvalidInput(
-                f"All {len(pixels):,} images of the training part that were looked at are the "
-                "same: there is nothing to tell apart. Are they the right ones?"
+                f"All {len(pixels):,} training images that were inspected are identical, so there "
+                "is nothing to learn from them. Check that they are the right images."
             )
         # by numpy: torch's rounding depends on the number of its threads, and data would look changed
         options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
@@ -332,7 +337,7 @@ def copy_images(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[s
         How many images the copy has.
 
     Raises:
-        InvalidInput: a label leads out of the folder.
+        InvalidInput: a label points outside the folder.
         OSError: the disk is full, or an image cannot be read.
     """
     names = [path.relative_to(source).as_posix() for path in list_images(source)]
@@ -381,7 +386,7 @@ def place_images(names: Sequence[str], edits: RowEdits) -> dict[str, str]:
 
 
 def _candidate_names(name: str, label: str, count: int) -> Iterator[str]:
-    """Its own name in the folder of its new label, then names that tell its old class."""
+    """Its own name in the folder of its new label, then names that contain its old class."""
     path = Path(name)
     old = path.parts[0]
     yield f"{label}/{path.name}"
@@ -391,11 +396,13 @@ def _candidate_names(name: str, label: str, count: int) -> Iterator[str]:
 
 
 def _check_inside(folder: Path, name: str) -> None:
-    """Refuse a name that leads out of the folder: labels come from files, and may be hostile."""
+    """Refuse a name that points outside the folder: labels come from files, and may be hostile."""
     plain = PurePosixPath(name)
     is_plain = str(plain) == name and not plain.is_absolute() and ".." not in plain.parts
     if not is_plain or len(plain.parts) < 2:
-        raise InvalidInput(f"{name!r} leads out of the folder {folder}. Nothing was written there.")
+        raise InvalidInput(
+            f"{name!r} points outside the folder {folder}. Nothing was written there."
+        )
 
 
 def _write_image(raw: bytes, path: Path) -> None:

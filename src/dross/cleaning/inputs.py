@@ -1,4 +1,4 @@
-"""From what the user points at to tensors; and checks that nothing replaces the input."""
+"""Read the user's files as tensors, and check that nothing replaces the input."""
 
 import os
 from collections.abc import Mapping
@@ -62,18 +62,18 @@ class Request:
     separator: str | None = None  # between the cells of a CSV file
     na: list[str] | None = None  # cells that count as missing, besides empty ones
     sheet: str | None = None  # of a workbook; by default the first
-    memory: DataTypes | None = None  # what the data were, if they came from Python's memory
+    memory: DataTypes | None = None  # the types of the data, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
 
     def __post_init__(self):
         if not 0 <= check_whole(self.seed, "seed") < _MAX_SEED:
             raise InvalidInput(
-                f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}."
+                f"A seed must be a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}."
             )
         if self.features is not None and self.backbone not in (None, "none"):
             raise InvalidInput(
-                "Pass `features` or `backbone`, not both: each determines what models learn."
+                "Pass `features` or `backbone`, not both: each determines the inputs of the models."
             )
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None and not is_url(path):
@@ -102,8 +102,8 @@ class Request:
 def prepare(request: Request) -> PreparedData:
     """Read and encode a data set.
 
-    Categories, medians and scales are those of the training part. Without files for validation
-    and test, the whole source is the training part: every instance is examined.
+    Categories, medians and scales are those of the training set. Without files for validation and
+    test, the whole source is the training set: every instance is examined.
     """
     if request.is_code:
         data = prepare_from_python(request.data, request.label or "label")
@@ -139,7 +139,7 @@ def prepare(request: Request) -> PreparedData:
         encoder = TableEncoder(train.content, columns)
         if encoder.skewed:
             skewed = list_names(encoder.skewed)
-            notes.append(f"Highly skewed, and so on a logarithmic scale: {skewed}.")
+            notes.append(f"Highly skewed columns are put on a logarithmic scale: {skewed}.")
     encoded = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
     x = {part: encoded.get(part, encoded["train"][:0]) for part in PARTS}
     return assemble(whole, parts, x, encoder=encoder, columns=columns, notes=notes, root=root)
@@ -151,7 +151,7 @@ def _use_feature_file(data: PreparedData, file: str) -> PreparedData:
     rows = read_feature_file(Path(file), len(data.source), left_out)
     inputs = standardize(torch.from_numpy(rows), data.parts["train"])
     x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
-    note = f"Models learn the {rows.shape[1]:,} features in {Path(file).name}."
+    note = f"Models are trained on the {rows.shape[1]:,} features in {Path(file).name}."
     return replace(data, x=x, encoder=None, notes=[*data.notes, note])
 
 
@@ -163,9 +163,7 @@ def _read(path: Place, request: Request, task: str | None = None) -> Source:
         raise InvalidInput(_ask_for_label(path, request.reading))
     if request.images is not None:
         if isinstance(path, Url):
-            raise InvalidInput(
-                f"Download {path} and its images: images are read from this machine."
-            )
+            raise InvalidInput(f"Download {path} and its images: images must be on this machine.")
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(
         path,
@@ -178,11 +176,11 @@ def _read(path: Place, request: Request, task: str | None = None) -> Source:
 
 
 def _ask_for_label(path: Place, reading: Reading) -> str:
-    """That the column to learn has to be named, with the names that there are."""
+    """That the label column must be specified, with the names of the columns."""
     names = list_columns(path, reading)
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return (
-        f"Which column is to be predicted? Pass its name as `label`. {path} has the columns "
+        f"Specify the column to predict: pass its name as `label`. {path} has the columns "
         f"{', '.join(names[:_NAMES_SHOWN])}{more}.{suggest_chats(path, names)}"
     )
 
@@ -193,7 +191,7 @@ def _read_like(train: Source, path: Place, request: Request) -> Source:
     unknown = sorted(set(source.classes) - set(train.classes))
     if unknown:
         raise InvalidInput(
-            f"{path} has classes that {train.label} does not have in training: "
+            f"{path} has classes in '{train.label}' that do not occur in the training data: "
             f"{', '.join(unknown[:5])}. Correct them, or leave them out."
         )
     present = source.content.columns
@@ -214,23 +212,24 @@ def image_root(path: Place) -> Path:
 
 
 def _check_sizes(sources: Mapping[str, Source], whole: Source) -> list[str]:
-    """Refuse parts that are too small; return notes about what is merely scarce."""
+    """Refuse sets that are too small; return notes about sets and classes that are small."""
     notes = []
     if rare := whole.task.rare(whole.labels):
         notes.append(
-            f"Classes with fewer than 5 instances, too few to examine their labels: "
+            "These classes have fewer than 5 instances, too few to examine their labels: "
             f"{', '.join(rare[:5])}."
         )
     for part, source in sources.items():
         if len(source) < MIN_INSTANCES // 5:
+            name = "training" if part == "train" else part
             raise InvalidInput(
-                f"The {part} part has only {len(source)} instances. Give more data, or a larger "
-                "file for it."
+                f"The {name} set has only {len(source)} instances. Provide more data, or a larger "
+                "file for this set."
             )
     if "test" in sources and len(sources["test"]) < _SMALL_TEST_PART:
         notes.append(
-            f"The test part has {len(sources['test'])} instances: only a large improvement can be "
-            "proven on so few."
+            f"The test set has only {len(sources['test'])} instances: with so few, only a large "
+            "improvement can be shown."
         )
     return notes
 
@@ -274,23 +273,25 @@ def digest_inputs(request: Request, without: str = "") -> dict[str, str]:
 
 
 def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:
-    """Refuse a file that is an input, by whatever name or link, or lies in an input folder.
+    """Refuse a file that is an input, by whatever name or link, or is inside an input folder.
 
     Raises:
         InvalidInput: it is.
     """
     for name, path in inputs.items():
         if _is_same(output, path):
-            what = "the input itself" if name == "data" else f"the input given as {name}"
-            raise InvalidInput(f"{output} is {what}, which is never touched. Choose another name.")
+            what = "the input itself" if name == "data" else f"the input passed as {name}"
+            raise InvalidInput(
+                f"{output} is {what}, which dross never changes. Choose another name."
+            )
         if path.is_dir() and _lies_in(output, path):
             raise InvalidInput(
-                f"{output} lies in {path}, an input, which is never touched. {_CHOOSE}"
+                f"{output} is inside {path}, an input folder, which dross never changes. {_CHOOSE}"
             )
 
 
 def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
-    """Refuse a folder that is, contains, or lies in something that is never touched.
+    """Refuse a folder that is, contains, or is inside something that dross never changes.
 
     Arguments:
         folder: Where something is going to be written.
@@ -302,11 +303,11 @@ def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
     for name, path in protected.items():
         what = f"{path} ({name})"
         if _is_same(folder, path):
-            raise InvalidInput(f"{folder} is {what} itself, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} is {what} itself, which dross never changes. {_CHOOSE}")
         if _lies_in(path, folder):
-            raise InvalidInput(f"{folder} contains {what}, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} contains {what}, which dross never changes. {_CHOOSE}")
         if _lies_in(folder, path):
-            raise InvalidInput(f"{folder} lies in {what}, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} is inside {what}, which dross never changes. {_CHOOSE}")
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Tables: their cells, the kinds of their columns, and how a model sees them."""
+"""Tables: their cells, the kinds of their columns, and their encoding for a model."""
 
 import warnings
 from collections import Counter
@@ -74,21 +74,22 @@ def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Fra
     encoding = ", which is not UTF-8 and was read as Windows-1252" if is_guessed else ""
     _check_needed(names, original, needed, f"{path}{encoding}")
     renamed = [
-        f"column {place} is called '{name}'"
+        f"column {place} is now '{name}'"
         for place, (before, name) in enumerate(zip(original, names), 1)
         if before != name
     ]
     if renamed:
         more = " ..." if len(renamed) > 3 else ""
         notes.append(
-            f"Some columns have no name, or the name of another: {', '.join(renamed[:3])}{more}."
+            "Columns without a name, or with the name of another column, were renamed: "
+            f"{', '.join(renamed[:3])}{more}."
         )
     for name in needed:
         counts = Counter(cell for cell in as_text(frame[name]) if cell and cell in missing)
         if counts:
             shown = ", ".join(f"'{cell}' ({count:,})" for cell, count in counts.most_common(3))
             verb = "counts" if len(counts) == 1 else "count"
-            notes.append(f"In '{name}', {shown} {verb} as missing; `na` changes this.")
+            notes.append(f"In '{name}', {shown} {verb} as missing; pass `na` to change this.")
     columns = {name: _mark_missing(frame[name], missing) for name in names}
     return pandas.DataFrame(columns, index=frame.index), notes
 
@@ -114,7 +115,7 @@ def _check_needed(names: list[str], original: list[str], needed: list[str], wher
         if len(places) > 1:
             raise InvalidInput(
                 f"{where} has {len(places)} columns named '{name}' (columns {', '.join(places)}). "
-                "Which one is meant? Give the others another name."
+                "Rename all but the one that is meant."
             )
 
 
@@ -132,7 +133,7 @@ def _lacks_header(frame: Frame, original: list[str], lacking: str | None) -> boo
 
 
 def _mark_missing(column: Series, missing: Sequence[str]) -> Series:
-    """The column, typed if it holds numbers or dates, else as text; None for missing cells."""
+    """The column, typed if it contains numbers or dates, else as text; None for missing cells."""
     text = as_text(column)
     is_missing = text.isna() | text.isin(list(missing))
     return column.mask(is_missing) if column.dtype.kind in "iufM" else text.mask(is_missing, None)
@@ -185,11 +186,11 @@ def _infer_column(name: str, column: Series) -> Column:
         return Column(name, "ignore", "no cell has a value")
     distinct = cells.nunique()
     if distinct == 1 and len(cells) == len(column):
-        return Column(name, "ignore", f"always '{cells.iloc[0]}'")
+        return Column(name, "ignore", f"every cell is '{cells.iloc[0]}'")
     numeric = parse_finite(cells).notna().mean()
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
         if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
-            return Column(name, "ignore", "a different number in every row: an identifier")
+            return Column(name, "ignore", "a different number in every row, like an identifier")
         why = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
         return Column(name, "number", "" if numeric == 1.0 else why)
     is_styled = _are_styled_numbers(cells)
@@ -201,7 +202,7 @@ def _infer_column(name: str, column: Series) -> Column:
         example = f"'{cells.iloc[0]}'"
         why = f"its numbers are written as {example}; write digits and a decimal point only"
         return Column(name, "ignore", why)
-    what = "" if is_prose(column) else ": a name or an identifier"
+    what = "" if is_prose(column) else ", like names or identifiers"
     return Column(name, "ignore", f"{distinct:,} different texts{what}")
 
 
@@ -339,7 +340,7 @@ def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
     varying = [column.name for column in columns if content[column.name].nunique() > 1]
     texts = [column.name for column in columns if is_prose(content[column.name])]
     if texts:
-        advice = f"'{texts[0]}' holds texts: to learn from them, pass `text={texts[0]!r}`."
+        advice = f"'{texts[0]}' contains texts: to learn from them, pass `text={texts[0]!r}`."
     elif not varying:
         advice = "Add columns with values that differ."
     else:
@@ -367,7 +368,7 @@ def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float,
 # --- data sets ------------------------------------------------------------------------------------
 
 
-_MAX_CLASSES = 10  # a column of numbers with more distinct values is taken for a regression ...
+_MAX_CLASSES = 10  # a column of numbers with more distinct values is treated as a regression ...
 _MAX_WHOLE_NUMBER_CLASSES = 20  # ... unless they are whole numbers
 
 
@@ -384,7 +385,7 @@ def read_table(
 
     Arguments:
         path: A file in one of FORMATS, or a URL of one.
-        label: The column to learn.
+        label: The column to predict.
         task: classification or regression; None: inferred from the labels.
         text: The column to read as text. All other columns are then left out.
         columns: The kinds of some columns. Here they are only checked.
@@ -417,8 +418,8 @@ def read_table(
     copies = int(frame.duplicated().sum())
     if copies > 0:
         copied = (
-            "row is an exact copy of an earlier row. It is kept; look at it",
-            "rows are exact copies of an earlier row. They are kept; look at them",
+            "row is an exact copy of an earlier row. It is kept; check it",
+            "rows are exact copies of an earlier row. They are kept; check them",
         )
         notes.append(f"{say_count(copies, *copied)} on the page.")
     content = frame.drop(columns=[label])
@@ -439,24 +440,24 @@ def _describe_alike(labels: np.ndarray) -> list[str]:
 
 
 def _check_labels(column: Series, name: str, task: str) -> None:
-    """Refuse a column that is no label, where nobody has said that it is one."""
+    """Refuse a column that is no label, unless the user has specified that it is one."""
     count = column.nunique()
     if task == REGRESSION.name:
         numbers = np.sort(parse_numbers(column).to_numpy())
         if count == len(column) and (np.diff(numbers) == 1).all():
             raise InvalidInput(
                 f"'{name}' numbers the rows from {numbers[0]:g} to {numbers[-1]:g}: it is an "
-                "identifier, not a label. To learn it anyway, pass `task='regression'`."
+                "identifier, not a label. To predict it anyway, pass `task='regression'`."
             )
     elif count > _MAX_CATEGORIES and is_prose(column):
         raise InvalidInput(
-            f"'{name}' has {count:,} different texts, which are no classes. Pass the column of the "
+            f"'{name}' has {count:,} different texts, too many for classes. Pass the column of the "
             f"classes as `label`; to learn from '{name}', pass `text={name!r}`."
         )
     elif count > _MAX_CLASSES and _are_dates(column.head(_DATES_TRIED)) and _are_dates(column):
         raise InvalidInput(
-            f"'{name}' holds {count:,} different dates, which are no classes. Pass another column "
-            "as `label`."
+            f"'{name}' has {count:,} different dates, too many for classes. Pass another column as "
+            "`label`."
         )
 
 
@@ -471,12 +472,12 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         task = REGRESSION.name if all_numbers and count > most else CLASSIFICATION.name
         if task == REGRESSION.name:
             notes.append(
-                f"'{name}' is predicted as a number; `task='classification'` changes this."
+                f"'{name}' is predicted as a number; pass `task='classification'` to change this."
             )
         elif all_numbers:
             notes.append(
-                f"The {count} different numbers of '{name}' are treated as classes; "
-                "`task='regression'` changes this."
+                f"The {count} different numbers of '{name}' are treated as classes; pass "
+                "`task='regression'` to change this."
             )
         _check_labels(column, name, task)
     check_name("task", task, (CLASSIFICATION.name, REGRESSION.name))
