@@ -46,7 +46,7 @@ def test_a_verdict_is_a_table_of_words():
         "before": "15.0 %",
         "after": "13.5 %",
         "change": "-1.5 points",
-        "95 % interval": "-2.0 to -1.0",
+        "95 % confidence interval": "-2.0 to -1.0",
         "random control": "0.0 points",
     }
     assert second["measure"] == "log loss, all given labels counted as right"

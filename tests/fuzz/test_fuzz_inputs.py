@@ -231,7 +231,7 @@ def test_files_of_other_formats(tmp_path, suffix):
         table = odd_types(usual_table(random_), random_).reset_index()
         try:
             raw = FORMATS[suffix].write(table)
-        except InvalidInput:  # a sheet cannot hold every type
+        except InvalidInput:  # a sheet cannot contain every type
             continue
         read += read_and_copy(tmp_path / f"t{suffix}", raw, random_)
     assert read > 0

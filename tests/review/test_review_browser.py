@@ -117,7 +117,7 @@ def test_a_bulk_decision_is_counted_confirmed_warned_about_and_undone(browser, p
         page.click("#bulk-confirm:enabled")
         wait_until_saved(page)
         assert decisions_on_disk(project).keys() == rich
-        assert "Careful: Class >50K would lose" in page.text_content("#warnings")
+        assert "Warning: Class >50K would lose" in page.text_content("#warnings")
         page.keyboard.press("u")
         wait_until(page, "document.getElementById('warnings').textContent === ''")
         wait_until_saved(page)
@@ -148,7 +148,7 @@ def test_nothing_is_lost_while_the_server_does_not_answer(browser, project):
         page.keyboard.press("x")
         page.keyboard.press("k")
         wait_until_not_saved(page)
-        wait_for_text(page, "problem", "2 decisions wait")
+        wait_for_text(page, "problem", "2 decisions are waiting")
         assert decisions_on_disk(project) == {}
         assert shown_decision(page, first) == "remove"
         page.context.set_offline(False)
@@ -173,7 +173,7 @@ def test_a_refused_decision_is_told_and_not_sent_for_ever(browser, project):
         page.on("request", lambda request: asked.append(request.url))
         page.evaluate("localStorage.setItem('dross.who', '\\ud800')")  # half a character
         page.keyboard.press("x")
-        wait_for_text(page, "problem", "This decision was not taken: The request is not valid: ")
+        wait_for_text(page, "problem", "This decision was not accepted: The request is not valid: ")
         wait_until_saved(page)
         assert shown_decision(page, first) == "undecided"
         page.evaluate("localStorage.setItem('dross.who', 'ana')")
@@ -195,7 +195,7 @@ def test_a_server_that_breaks_is_given_up_after_a_few_times(browser, project):
 
         page.route("**/api/decide", fail)
         page.keyboard.press("x")
-        wait_for_text(page, "problem", "This decision was not taken: Something in dross broke.")
+        wait_for_text(page, "problem", "This decision was not accepted: Something in dross broke.")
         assert len(broken) == 3 and len(set(broken)) == 1
         page.unroute("**/api/decide")
         page.keyboard.press("k")

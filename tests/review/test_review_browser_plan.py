@@ -61,7 +61,7 @@ def test_a_plan_that_was_taken_over_without_a_server_is_saved_later(browser, tmp
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.context.set_offline(True)
         page.keyboard.press("t")
-        wait_for_text(page, "problem", "1 decision waits")
+        wait_for_text(page, "problem", "1 decision is waiting")
         page.context.set_offline(False)
         wait_until_saved(page)
         assert len(decisions_on_disk(project)) == 10

@@ -82,7 +82,7 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.click("[data-tab=copies]")
         wait_until(page, "document.querySelectorAll('.item').length === 3")
-        assert "too good" in page.text_content("#meaning") and selected_id(page) == 12
+        assert "too optimistic" in page.text_content("#meaning") and selected_id(page) == 12
         wait_until(page, "document.querySelectorAll('.item .copy').length === 3")
         assert page.locator(".item .copy.leaks").count() == 1
         wait_for_text(page, "why-body", "Copies and near copies")

@@ -10,7 +10,9 @@ def test_why_is_answered_in_plain_words(page, shared_project):
     why = page.get("/api/why", params={"id": worst}).json()
     text = " ".join(sentence["text"] for sentence in why["sentences"])
     assert "the expected held-out error falls by" in text and "it makes the model worse" in text
-    assert "of the 4 training runs that learned it" in text and "trained again without it" in text
+    assert (
+        "of the 4 training runs that were trained on it" in text and "repeated without it" in text
+    )
     assert "Its label is" in text and "more unusual than" in text
     assert len(why["hurts"]) == 4 and len(why["similar"]) == 4
     assert all(entry["label"] and entry["brief"] for entry in why["hurts"])
@@ -44,11 +46,11 @@ def describe(task="classification", **changed):
 
 def test_what_is_recommended_comes_first_with_its_own_confidence():
     first = lambda **changed: reason_sentences(ROW | changed, make_info())[0]["text"]
-    assert first() == "Relabel it as dog: that is right with probability 91\u00a0%."
+    assert first() == "Relabel it as dog: this label is right with probability 91\u00a0%."
     removed = first(action="remove", confidence=0.5)
     assert removed == "Remove it: its label is wrong with probability 50\u00a0%."
     assert first(confidence=float("nan")) == "Relabel it as dog."
-    assert "does not touch it" in first(action="keep")
+    assert "not in the plan" in first(action="keep")
 
 
 def test_the_effect_has_a_direction_and_a_size():
@@ -63,7 +65,7 @@ def test_the_effect_has_a_direction_and_a_size():
 def test_the_effect_on_numbers_is_that_on_a_bounded_error():
     assert describe("regression")[0] == (
         "Without it, the bounded held-out error falls by 0.00020 "
-        "(it is 0 where exact, 1 where far off): it makes the model worse."
+        "(0 means exact, 1 means far off): it makes the model worse."
     )
     verified = describe("regression")[3]
     assert "the bounded held-out error rises by 0.000030, unlike" in verified
@@ -73,13 +75,13 @@ def test_the_runs_agree_or_not():
     assert "all runs agree" in describe()[1]
     assert "may be chance" in describe(harmful_in=2)[1]
     assert "one training run" in describe(learned_in=1)[1]
-    assert describe(learned_in=0)[1].startswith("No recorded run learned it")
+    assert describe(learned_in=0)[1].startswith("No recorded run was trained on it")
 
 
 def test_the_label_stands_against_the_prediction():
     assert describe()[2] == (
-        "Its label is cat; models that were not trained on it predict dog (93\u00a0%) and give its label "
-        "2\u00a0%. The label is wrong with probability 95\u00a0%."
+        "Its label is cat; models that were not trained on it predict dog (93\u00a0%) and assign its label "
+        "a probability of 2\u00a0%. The label is wrong with probability 95\u00a0%."
     )
     assert "not trained on it agree (93" in describe(prediction="cat")[2]
     value = describe(task="regression", label="3", prediction="5.1")[2]

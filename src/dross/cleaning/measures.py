@@ -85,7 +85,7 @@ def tabulate_verdict(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
                 "before": shown.before,
                 "after": shown.after,
                 "change": shown.change,
-                "95 % interval": shown.interval,
+                "95 % confidence interval": shown.interval,
                 "random control": shown.number(metric["random_difference"]),
             }
             rows.append(row)

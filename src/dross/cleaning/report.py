@@ -153,7 +153,7 @@ def _tell_story(project: Project) -> list[dict[str, str]]:
             {
                 "title": "Recommendation",
                 "value": plan.what.capitalize(),
-                "detail": f"The other {left:,} of {total:,} training instances stay as they are.",
+                "detail": f"The other {left:,} of {total:,} training instances are unchanged.",
             }
         )
     return [*story, *_tell_errors(project), *_tell_verdict(project)]
@@ -171,7 +171,9 @@ def _tell_errors(project: Project) -> list[dict[str, str]]:
     (first, words), *others = shown
     title = f"Held-out {first}"
     if info.recommendation.plan is None:
-        return [{"title": title, "value": words["before"], "detail": "On the data as they are."}]
+        return [
+            {"title": title, "value": words["before"], "detail": "Trained on the unchanged data."}
+        ]
     changes = [f"{words['change']}, 95 % confidence interval {words['interval']}."]
     changes += [
         f"{name.capitalize()}: {words['before']} → {words['after']}, interval of the change "
@@ -193,7 +195,7 @@ def _tell_verdict(project: Project) -> list[dict[str, str]]:
         return [{"title": title, "value": "Not yet", "detail": detail}]
     changes = [
         f"{row['measure'].capitalize()}: {row['before']} → {row['after']}, interval of the change "
-        f"{row['95 % interval']}."
+        f"{row['95 % confidence interval']}."
         for row in tabulate_verdict({"metrics": verdicts[-1]["metrics"]})
     ]
     value = verdicts[-1]["verdict"].capitalize()

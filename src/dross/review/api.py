@@ -59,9 +59,9 @@ class PreviewRequest(EmptyRequest, frozen=True):
 
 
 class UndoRequest(EmptyRequest, frozen=True, kw_only=True):
-    """Undo or redo the latest decision of a person ("": of anybody)."""
+    """Undo or redo the latest decision of a person ("": of anyone)."""
 
-    revision: _Count  # what the page knows
+    revision: _Count  # the latest that the page has
     who: _ShortText = ""
     once: _ShortText = ""
 
@@ -164,7 +164,7 @@ class Api:
     # Reading
 
     def describe_project(self, query: ProjectQuery) -> _JSON:
-        """Return what does not change, every decision so far, and how far the review is."""
+        """Return what does not change, every decision so far, and the progress of the review."""
         info = self.project.info
         # Read the revision first: a decision that comes in between is sent twice, not left out.
         revision = self.decisions.revision
@@ -242,7 +242,7 @@ class Api:
         """Decide as the recommended plan says, in one step; what a person decided stays."""
         if not self.plan.changes:
             raise InvalidInput(
-                "It is recommended to change nothing, so there is no plan to accept."
+                "The recommendation is to change nothing, so there is no plan to accept."
             )
         self._check_revision(request.revision)
         event = self.decisions.record_undecided(
@@ -264,7 +264,7 @@ class Api:
         actions = {action for action, _ in self.decisions.current().values()}
         if not actions & {"remove", "relabel"}:
             raise InvalidInput(
-                "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
+                "No instance is marked for removal or relabelling, so there is nothing to judge. "
                 "Decide about some instances first, or accept the recommended plan."
             )
         self._check_code_trusted()
@@ -281,9 +281,9 @@ class Api:
         if missing:
             flags = " ".join(f"--trust-code {entry}" for entry in needed)
             raise InvalidInput(
-                f"Judging this project runs code that is not a part of dross: "
-                f"{', '.join(missing)}. Read it. If you trust it, stop dross review and start it "
-                f"again with {flags}."
+                f"Judging this project runs code that is not part of dross: {', '.join(missing)}. "
+                "Read that code. If you trust it, stop dross review and start it again with "
+                f"{flags}."
             )
 
     def cancel_judging(self, request: EmptyRequest) -> _JSON:
@@ -311,7 +311,9 @@ class Api:
         for change in changes:
             label = change.label
             if label is not None and self.project.task.read(label, self.project.classes) is None:
-                what = "number that a model can learn" if self.regression else "class of this data"
+                what = (
+                    "number that a model can predict" if self.regression else "class of this data"
+                )
                 raise InvalidInput(f"{label!r:.60} is not a {what}.")
             decision = (change.action, label)
             for id in change.ids:
@@ -327,8 +329,8 @@ class Api:
         latest = self.decisions.revision
         if known > latest:
             raise InvalidInput(
-                f"This page knows revision {known}, but {self.decisions.path.name} ends with "
-                f"{latest}: the file was replaced. Reload the page."
+                f"This page is at revision {known}, but {self.decisions.path.name} ends at "
+                f"revision {latest}: the file was replaced. Reload the page."
             )
 
     def _changes_since(self, known: int, who: str) -> _JSON:
@@ -365,7 +367,7 @@ class Api:
         ]
 
     def _review_state(self, revision: int, current: Mapping[int, Decision], who: str) -> _JSON:
-        """How far the review is."""
+        """The progress of the review."""
         actions = [action for action, _ in current.values()]
         progress = {action: actions.count(action) for action in ("keep", "remove", "relabel")}
         progress["suggested"] = len(self.plan.changes)

@@ -22,7 +22,7 @@ from .sentences import describe_label, full_content
 _CHECKED = {
     "right": "the label is right",
     "wrong": "the label is wrong",
-    "relabelled": "it has another label",
+    "relabelled": "another label is right",
 }
 
 
@@ -63,7 +63,9 @@ class LabelChecks:
         if not ours:
             return TRAIN, dict(changes)
         if len(ours) < len(changes):
-            raise InvalidInput("Decide about instances and check labels one after the other.")
+            raise InvalidInput(
+                "Decide about training instances and check validation labels in separate steps."
+            )
         return VALIDATION, {id - self.start: decision for id, decision in changes.items()}
 
     def number(self, part: str, id: int) -> int:
@@ -129,11 +131,11 @@ class LabelChecks:
         found = {"Label": describe_label(row, self.project.task)}
         if row["checked"]:
             found["Checked"] = (
-                f"Before this was computed, a person said: {_CHECKED[row['checked']]}."
+                f"Checked by a person before this was computed: {_CHECKED[row['checked']]}."
             )
         found["What to do"] = (
-            "Mark the label as right or wrong, or give the right label. Then run the same "
-            "dross clean command again: it uses your answers. The input is not changed."
+            "Mark the label as right or wrong, or choose the right label. Then run the same dross "
+            "clean command again: it uses your answers. The input is not changed."
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],

@@ -45,8 +45,8 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
 def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
     """Return [{about, text}, ...] for a row of the instances and the facts about its project.
 
-    They say what is recommended, its effect, how sure that is, its label against the prediction,
-    what retraining showed, and how unusual it is.
+    Their subjects are the recommendation, the effect and its confidence, the label and the
+    prediction, the result of retraining, and how unusual it is.
     """
     found = {
         "Recommended": _recommended(row),
@@ -55,7 +55,7 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
     }
     if info.modality.has_tokens:
         found["Loss"] = (
-            f"The loss of its answer is {row['loss']:.2f} per token before fine-tuning and "
+            f"The loss of its response is {row['loss']:.2f} per token before fine-tuning and "
             f"{row['training_loss']:.2f} after it."
         )
     else:
@@ -71,12 +71,12 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
 
 def _recommended(row: Any) -> str:
     if row["action"] == KEEP:
-        return "Nothing: the plan does not touch it."
+        return "No change: it is not in the plan."
     what = f"Relabel it as {row['prediction']}" if row["action"] == RELABEL else "Remove it"
     if not math.isfinite(row["confidence"]):
         return f"{what}."
     if row["action"] == RELABEL:
-        return f"{what}: that is right with probability {format_percent(row['confidence'])}."
+        return f"{what}: this label is right with probability {format_percent(row['confidence'])}."
     return f"{what}: its label is wrong with probability {format_percent(row['confidence'])}."
 
 
@@ -84,24 +84,24 @@ def _effect(score: float, info: ProjectInfo) -> str:
     if not math.isfinite(score):
         return "Its effect is not known."
     if score == 0:
-        return f"By the estimate, the {info.measure} would be the same without it."
+        return f"The estimated {info.measure} would be the same without it."
     meaning = "it makes the model worse" if score < 0 else "it helps the model"
     bounded = info.measure.startswith("bounded")
-    explained = " (it is 0 where exact, 1 where far off)" if bounded else ""
+    explained = " (0 means exact, 1 means far off)" if bounded else ""
     return f"Without it, {describe_change(score, info)}{explained}: {meaning}."
 
 
 def _confidence(row: Any, info: ProjectInfo) -> str:
     runs = int(row["learned_in"])
     if not runs:
-        return "No recorded run learned it, so its effect is not known."
+        return "No recorded run was trained on it, so its effect is not known."
     if runs < 2:
-        return "It was estimated from one training run only; another seed may differ."
+        return "It was estimated from one training run; another seed may lead to another estimate."
     times = int(row["harmful_in"])
-    harm = f"It does harm in {times} of the {runs} training runs that learned it"
+    harm = f"It is harmful in {times} of the {runs} training runs that were trained on it"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], info)}"
     if times not in (0, runs):
-        return f"{harm}, so the runs disagree and it may be chance; {varies}."
+        return f"{harm}, so the runs disagree and the effect may be due to chance; {varies}."
     if abs(row["score"]) > row["spread"]:
         return f"{harm}: all runs agree; {varies}."
     uncertain = "more than the estimate itself, so its size is uncertain"
@@ -109,7 +109,7 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
 
 
 def describe_label(row: Any, task: Task) -> str:
-    """Return a sentence that holds a label against what models predict that were not trained on it."""
+    """Return a sentence that compares a label with the predictions of models not trained on it."""
     label = row["label"]
     prediction = row["prediction"]
     is_number = task is REGRESSION
@@ -127,8 +127,8 @@ def describe_label(row: Any, task: Task) -> str:
     if label == prediction:
         return f"{given}; models that were not trained on it agree ({sure}).{wrong}"
     return (
-        f"{given}; models that were not trained on it predict {prediction} ({sure}) and "
-        f"give its label {format_percent(row['label_probability'])}.{wrong}"
+        f"{given}; models that were not trained on it predict {prediction} ({sure}) and assign its "
+        f"label a probability of {format_percent(row['label_probability'])}.{wrong}"
     )
 
 
@@ -138,9 +138,9 @@ def _verification(row: Any, info: ProjectInfo) -> str:
         return "Not checked by retraining; the effect is an estimate."
     agrees = true * row["score"] > 0
     return (
-        f"The first run was trained again without it: {describe_change(true, info)}, "
-        f"{'in the direction of' if agrees else 'unlike'} the estimate (which is the mean over "
-        "runs)."
+        f"The first run was repeated without it: {describe_change(true, info)}, "
+        f"{'in the same direction as' if agrees else 'unlike'} the estimate (which is the mean "
+        "over runs)."
     )
 
 
@@ -150,9 +150,9 @@ def format_percent(share: float) -> str:
 
 
 def full_content(listing: Listing, content: Any, why: Reasons) -> dict[str, Any]:
-    """Return the whole content of an instance of any part, as JSON.
+    """Return the whole content of an instance of any set, as JSON.
 
-    The fields of a table are [name, cell, what is unusual, how much it speaks for the label], and
+    The fields of a table are [name, cell, what is unusual, how far it supports the label], and
     those that matter most for this row come first.
     """
     if listing.project.modality.has_text:
@@ -175,7 +175,7 @@ def _harmed_instance(listing: Listing, hurt: Hurt) -> dict[str, Any]:
 
 
 def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
-    """A copy of an instance, of any part: of a table, the cells that differ."""
+    """A copy of an instance, in any set: of a table, the cells that differ."""
     content = listing.project.copies.content.iloc[row["place"]]
     if listing.project.modality.has_columns:
         cells = listing.project.content.loc[id]
@@ -185,7 +185,8 @@ def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
         ]
     return {name: row[name] for name in ("id", "part", "source", "label")} | {
         "brief": _brief(listing, content) or "Every cell is the same.",
-        "how": f"{row['part']} part, {name_likeness(row['is_same'])}",
+        "how": f"{'training' if row['part'] == 'train' else row['part']} set, "
+        f"{name_likeness(row['is_same'])}",
     }
 
 

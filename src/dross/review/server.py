@@ -248,8 +248,8 @@ def serve(
         )
         if not _is_loopback(host):
             print(
-                "Whoever can reach this machine and knows this address can decide too. "
-                "The connection is not encrypted.",
+                "Anyone who can reach this machine and knows this address can make decisions, "
+                "too. The connection is not encrypted.",
                 file=sys.stderr,
             )
         if open_browser:  # in a thread: a browser in the terminal would keep the server waiting
@@ -276,7 +276,7 @@ def listen(host: str, port: int | None, folder: Path) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise InvalidInput(
             f"Port {port} of {host} cannot be used: {getattr(error, 'strerror', None) or error}. "
-            "Leave out --port to have a free one chosen."
+            "Leave out --port to use any free port."
         ) from None
 
 
@@ -338,8 +338,8 @@ def _answer_http_error(request: Request, error: Exception) -> Response:
 
 def _answer_unexpected_error(request: Request, error: Exception) -> Response:
     sentence = (
-        f"Something in dross broke ({type(error).__name__}). "
-        "The terminal shows what; your decisions are safe."
+        f"An internal error occurred in dross ({type(error).__name__}). The terminal shows the "
+        "details; your decisions are safe."
     )
     # This answer does not pass the guard, which adds the headers to all others.
     return JSONAnswer({"error": sentence}, 500, headers=_ANSWER_HEADERS)

@@ -18,7 +18,7 @@ function text(filter, item) {
 
 let later;
 
-/** Another list: one step back in the browser leads to the one before. */
+/** Another list: one step back in the browser leads to the previous one. */
 export function visit(filter) {
   clearTimeout(later);
   history.pushState(null, "", text(filter, null));

@@ -20,12 +20,12 @@ async function ask(path, options) {
   try {
     answer = await fetch(path, { ...options, signal: AbortSignal.timeout(LONGEST_WAIT), credentials: "same-origin", headers: { "X-Dross-Token": token, "Content-Type": "application/json" } });
   } catch {
-    throw new Refused("dross does not answer. Is `dross review` still running in the terminal?", 0);
+    throw new Refused("dross does not respond. Check that `dross review` is still running in the terminal.", 0);
   }
   const body = await answer.json().catch(() => null);
   if (answer.status === 401) throw new Refused("dross was restarted after this page was opened. Open the address that the terminal shows now.", 401);
-  if (!answer.ok) throw new Refused(body?.error ?? `dross answered with an error (${answer.status}).`, answer.status);
-  if (body === null) throw new Refused("The answer from dross was cut off.", 0);
+  if (!answer.ok) throw new Refused(body?.error ?? `dross responded with an error (${answer.status}).`, answer.status);
+  if (body === null) throw new Refused("The response from dross was incomplete.", 0);
   return body;
 }
 

@@ -49,9 +49,9 @@ async function preview() {
     if (now !== asked) return;
     confirm.disabled = false;
     show(byId("bulk-effect"),
-      answer.changed ? h("p", {}, `${count(answer.changed, "of them is", "of them are")} decided differently now; that would be replaced.`) : null,
-      answer.warnings.length ? h("ul", { class: "warning-list" }, answer.warnings.map((warning) => h("li", {}, h("strong", {}, "Careful: "), data(warning)))) : null,
-      h("p", { class: "quiet" }, "Undo takes all of it back at once."));
+      answer.changed ? h("p", {}, `${count(answer.changed, "of them has", "of them have")} a different decision, which would be replaced.`) : null,
+      answer.warnings.length ? h("ul", { class: "warning-list" }, answer.warnings.map((warning) => h("li", {}, h("strong", {}, "Warning: "), data(warning)))) : null,
+      h("p", { class: "quiet" }, "Undo reverts all of it at once."));
   } catch (error) {
     if (now === asked) show(byId("bulk-effect"), h("p", { class: "problem" }, error.message));
   }
@@ -60,5 +60,5 @@ async function preview() {
 function carryOut() {
   dialog.close();
   const words = confirm.textContent;
-  decide(ids, action.value, newLabel(), "bulk").then((answer) => answer && say(`Saved: ${words}. Undo takes it back.`));
+  decide(ids, action.value, newLabel(), "bulk").then((answer) => answer && say(`Saved: ${words}. Undo reverts it.`));
 }

@@ -37,7 +37,7 @@ export function chart(name, metric, shownValue, shownChange) {
   return h("figure", {},
     s("svg", { viewBox: `0 0 ${WIDTH} ${bottom}`, role: "img", "aria-label": `Test ${name} of every seed before and after the decisions, and of the random control. The table has the numbers.` }, rows, axis(at, all, bottom - 6, (value) => shownValue(name, value))),
     differences(name, metric, shownChange),
-    h("figcaption", {}, "Above: one dot per seed, a line at the mean. Below: the change with its 95 % confidence interval; left of the dashed line is better."));
+    h("figcaption", {}, "Above: one dot per seed, and a line at the mean. Below: the change with its 95 % confidence interval; left of the dashed line is better."));
 }
 
 function differences(name, metric, shownChange) {

@@ -1,4 +1,4 @@
-// The head of the page: how far the review is, whether it is saved, what to be careful about.
+// The head of the page: the progress of the review, whether it is saved, and warnings.
 
 import { byId, data, h, printable, show } from "./dom.js";
 import { waitingCount } from "./save.js";
@@ -39,7 +39,7 @@ function draw() {
   if (text === warned) return; // said once, not with every poll
   warned = text;
   const [first3, more] = [standing.warnings.slice(0, 3), standing.warnings.length - 3];
-  show(byId("warnings"), first3.map((warning) => h("p", {}, h("strong", {}, "Careful: "), data(warning))), more > 0 ? h("p", {}, `And ${count(more, "more class", "more classes")}.`) : null);
+  show(byId("warnings"), first3.map((warning) => h("p", {}, h("strong", {}, "Warning: "), data(warning))), more > 0 ? h("p", {}, `And ${count(more, "more class", "more classes")}.`) : null);
 }
 
 function saving({ state, count: waiting, message }) {
@@ -53,7 +53,7 @@ function saving({ state, count: waiting, message }) {
     byId("undo").disabled = false;
   } else {
     place.textContent = "Not saved yet";
-    problem(`Not saved yet: ${message} ${count(waiting, "decision waits", "decisions wait")}; dross tries again automatically.`);
+    problem(`Not saved yet: ${message} ${count(waiting, "decision is", "decisions are")} waiting; dross retries automatically.`);
   }
 }
 

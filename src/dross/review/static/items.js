@@ -82,12 +82,12 @@ export function tableHead() {
   return head;
 }
 
-const meaning = (item) => (item.part === "validation" ? "the probability that the label is wrong" : `estimated change of the ${project.measure} without it`);
+const meaning = (item) => (item.part === "validation" ? "the probability that the label is wrong" : `estimated change in the ${project.measure} without it`);
 const effectWord = (item, unit = project.unit) => {
   if (item.part === "validation") return item.wrong === null ? "" : percent(item.wrong) + (unit === null ? "" : " wrong");
   return item.effect === null ? "" : signed(item.effect) + (unit ?? "");
 };
-const SURE = "how certain it is that acting on this instance is right";
+const SURE = "the probability that acting on this instance is right";
 const effect = (item) => h("span", { class: "effect", title: meaning(item) }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });

@@ -23,8 +23,8 @@ const MEANINGS = {
   plan: "The edits of the recommended plan, the least certain first. Nothing changes until you accept the plan.",
   harmful: "The expected held-out error is estimated to be lower without any one of these instances. The most harmful come first.",
   mislabelled: "Models that were not trained on these instances predict other labels, or find the given ones improbable. The likeliest label errors come first.",
-  validation: "Checking these labels decides most. Press k if the label is right, x if it is wrong, r to give the right label.",
-  copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
+  validation: "These labels are the most informative to check. Press k if the label is right, x if it is wrong, r to choose the right label.",
+  copies: "Instances that occur more than once in the training set, or also in the test or validation set, exact or nearly so (≡ is the number of the group). A duplicate in another set makes every verdict too optimistic: remove it from one of them. Keep one of the others; if the labels differ, the one with the right label.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
 const MEANING_OF_TRUST = "All validation labels count as right (--validation-is-clean), so none is listed.";
@@ -116,7 +116,7 @@ async function takeBack(verb, word) {
   if (!answer.event) return say(`There is nothing to ${word}.`);
   const { count: n, source, first } = answer.event;
   const what = n === 1 ? source : count(n, "instance");
-  say(`${word === "undo" ? "Undone" : "Done again"}: ${what}`);
+  say(`${word === "undo" ? "Undone" : "Redone"}: ${what}`);
   if (list.placeOf(first) >= 0) list.select(list.placeOf(first), { focus: !byId("list").inert });
 }
 

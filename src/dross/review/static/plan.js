@@ -1,4 +1,4 @@
-// The recommended plan: what, why, how sure, what others would have given, and one key that accepts it.
+// The recommended plan: its edits, its reason, its confidence, the other plans, and one key that accepts it.
 
 import { byId, data, h, say, show } from "./dom.js";
 import * as list from "./list.js";
@@ -35,7 +35,7 @@ export function start(look, check) {
 
 /** One step for the whole plan; what a person has decided stays. */
 export async function take() {
-  if (!project.plan.count) return tellState("It is recommended to change nothing, so there is no plan to accept.");
+  if (!project.plan.count) return tellState("The recommendation is to change nothing, so there is no plan to accept.");
   if (document.activeElement === button) list.focusSelected(); // it is switched off when it has done its work
   const answer = await takePlan();
   if (answer) tellState(answer.taken ? `Accepted: ${count(answer.taken, "instance")} decided. Undo reverts all of it.` : "Everything in the plan is already decided.");
@@ -52,12 +52,12 @@ function draw() {
   button.disabled = decided === suggested;
   if (!suggested) return;
   const otherwise = decided - followed;
-  const words = decided ? `${followed.toLocaleString("en")} of ${suggested.toLocaleString("en")} decided as recommended${otherwise ? `, ${otherwise.toLocaleString("en")} otherwise` : ""}.` : "";
+  const words = decided ? `${followed.toLocaleString("en")} of ${suggested.toLocaleString("en")} decided as recommended${otherwise ? `, ${otherwise.toLocaleString("en")} differently` : ""}.` : "";
   if (words === counted) return; // what was said last stays until something changes
   byId("plan-state").textContent = counted = words;
 }
 
-/** What to check, how far that is, and what to do then. */
+/** What to check, the progress, and what to do then. */
 function drawChecks() {
   const { to_check: wanted, to_check_decided: done } = standing.progress;
   byId("plan-checks").hidden = !wanted;
@@ -67,7 +67,7 @@ function drawChecks() {
   if (!wanted) return;
   const minutes = Math.max(1, Math.round((wanted * SECONDS_PER_CHECK) / 60));
   const again = project.plan.command ? "Then run this command again; it uses your answers:" : "Then call dross.clean(...) again as before; it uses your answers.";
-  const words = !done ? `Check these ${count(wanted, "label")}, about ${count(minutes, "minute")}. Then run the same dross clean command again; it uses your answers.`
+  const words = !done ? `Check these ${count(wanted, "label")} (about ${count(minutes, "minute")}). Then run the same dross clean command again; it uses your answers.`
     : done < wanted ? `${done} of ${count(wanted, "label")} checked. ${again}`
     : `All ${count(wanted, "label")} are checked. ${again.replace("Then", "Now")}`;
   if (byId("plan-checks").textContent !== words) byId("plan-checks").textContent = words;
@@ -82,7 +82,7 @@ function open() {
   const titles = ["Plan", "What it does", ...plan.measures];
   const figure = plan.figure && h("figure", {}, h("img", { class: "plans-figure", src: plan.figure, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
     h("figcaption", {}, "The change under each plan on held-out instances, with its 95 % confidence interval. Below zero is better; the recommended plan is blue."));
-  const meaning = "Each cell: before → after, the change, and its 95 % confidence interval, on held-out instances. The log loss counts that some of their labels are wrong; in the plain log loss all of them count as right. To use another plan, pass its name to dross judge or dross export with --plan.";
+  const meaning = "Each cell: before → after, the change, and its 95 % confidence interval, on held-out instances. The log loss accounts for wrong labels among them; the plain log loss treats all of them as right. To use another plan, pass its name to dross judge or dross export with --plan.";
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
   show(byId("plans-body"), figure, table, rows.length ? h("p", { class: "quiet small" }, project.classes.length ? meaning : meaning.replaceAll("log loss", "squared error")) : null);

@@ -38,7 +38,7 @@ function classes(item) {
     event.preventDefault();
     buttons.find((button) => !button.hidden && !button.disabled)?.click();
   });
-  return [h("label", {}, "Type a part of its name, then Enter ", search), choices];
+  return [h("label", {}, "Type part of the name, then press Enter ", search), choices];
 }
 
 function narrow(text, buttons) {
@@ -52,7 +52,7 @@ function number(item) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (input.value.trim() && Number.isFinite(Number(input.value))) take(input.value.trim());
-    else wrong.textContent = "Write a number, such as 3.5.";
+    else wrong.textContent = "Enter a number, such as 3.5.";
   });
   return [form];
 }

@@ -73,7 +73,7 @@ async function work() {
     trouble = null;
     finish(request);
     if (answer) learn(answer);
-    else tell("problem", `This decision was not taken: ${refusal.message}`);
+    else tell("problem", `This decision was not accepted: ${refusal.message}`);
     request.resolve?.(answer);
   }
   sending = false;

@@ -19,7 +19,7 @@ function meaning(effect) {
   return `${signed(effect)}${project.unit}, ${words}`;
 }
 
-/** tokens: [[text, effect or null], ...] -> elements; what is not learned is quiet. */
+/** tokens: [[text, effect or null], ...] -> elements; text that is not trained on is quiet. */
 export function tokenSpans(tokens) {
   return tokens.map(([text, effect]) =>
     effect === null ? h("span", { class: "unlearnt" }, text) : h("span", { class: `token ${effectClass(effect, project.token_scale)}`, title: meaning(effect) }, printable(text)));
@@ -27,5 +27,5 @@ export function tokenSpans(tokens) {
 
 export function tokenLegend() {
   const sample = (kind, words) => h("span", { class: "legend-part" }, [4, 2, 1].map((level) => h("span", { class: `token ${kind}-${level}` }, "\u00a0\u00a0")), " ", words);
-  return h("p", { class: "token-legend quiet small" }, sample("harms", "harms the model"), sample("helps", "helps it"), h("span", { class: "legend-part unlearnt" }, "not learned"));
+  return h("p", { class: "token-legend quiet small" }, sample("harms", "harms the model"), sample("helps", "helps the model"), h("span", { class: "legend-part unlearnt" }, "not trained on"));
 }

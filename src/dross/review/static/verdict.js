@@ -1,4 +1,4 @@
-// The verdict: start `dross judge`, watch it, and see what it found.
+// The verdict: start `dross judge`, follow it, and show its result.
 
 import { get, post } from "./api.js";
 import { chart } from "./chart.js";

@@ -108,7 +108,7 @@ function build(why) {
 function content(why) {
   if (why.content.tokens) return [h("h3", {}, "Text, token by token"), tokenLegend(), h("p", { class: "whole-text", dir: "auto" }, tokenSpans(why.content.tokens))];
   if (why.content.text !== undefined) {
-    const legend = why.words.length ? h("p", { class: "quiet small" }, h("mark", { class: "for" }, "speaks for the label"), " ", h("mark", { class: "against" }, "speaks against it")) : null;
+    const legend = why.words.length ? h("p", { class: "quiet small" }, h("mark", { class: "for" }, "evidence for the label"), " ", h("mark", { class: "against" }, "evidence against it")) : null;
     return [h("h3", {}, "Text"), legend, h("p", { class: "whole-text", dir: "auto" }, marked(why.content.text, why.words))];
   }
   if (project.layout === "images") return null;
@@ -132,7 +132,7 @@ function others(title, entries, each) {
 }
 
 function hurt(entry) {
-  const words = entry.change === null ? "its loss is lower without this instance; the size is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  const words = entry.change === null ? "its loss is lower without this instance; the size of the effect is not estimated" : `${hurtWords(entry.change)} without this instance${entry.verified ? ", verified" : ""}`;
   return beside(entry, h("span", { class: "small" }, words));
 }
 

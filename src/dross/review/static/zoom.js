@@ -69,5 +69,5 @@ function draw() {
   const pressed = { fit: scale === null, original: scale === 1 };
   for (const button of dialog.querySelectorAll("[aria-pressed]")) button.setAttribute("aria-pressed", String(pressed[button.dataset.zoom]));
   const size = `${image.naturalWidth} × ${image.naturalHeight} pixels, shown at ${Math.round(100 * times)} %.`;
-  byId("zoom-note").textContent = image.dataset.small ? `${size} The original is not where it was; this is the small copy in the project.` : size;
+  byId("zoom-note").textContent = image.dataset.small ? `${size} The original was moved or deleted; this is the small copy in the project.` : size;
 }
