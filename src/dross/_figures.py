@@ -63,7 +63,7 @@ def as_svg(figure: Any) -> str:
 
 
 def save_svg(svg: str, path: Path) -> Path:
-    """Write an <svg> element as a file of its own, and return the path."""
+    """Write an <svg> element as its own file, and return the path."""
     write_bytes(path, f'<?xml version="1.0" encoding="utf-8"?>\n{svg}'.encode())
     return path
 

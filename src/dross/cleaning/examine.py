@@ -165,7 +165,7 @@ def _recommend(
 
 
 def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Recommendation:
-    """Plans in ids and labels of the training part, with the corrections by a person."""
+    """Plans in ids and labels of the training set, with the corrections by a person."""
     by_person = checked.part == "train"
     corrected = checked.corrected if by_person else {}
     wrong = checked.wrong if by_person else []
@@ -344,10 +344,10 @@ def tabulate_labels(
     *,
     trusted: bool,
 ) -> Frame:
-    """One row per label that a person may check: of the validation part, or else of all rows.
+    """One row per label that a person may check: of the validation set, or else of all rows.
 
     The column `rank` orders those that are worth a check: first the labels that would decide most,
-    then, of a validation part, the other likely wrong ones. It is -1 for all others.
+    then, of a validation set, the other likely wrong ones. It is -1 for all others.
 
     Arguments:
         data: As it was given.
@@ -394,7 +394,7 @@ def _describe_labels(
         data: The data set.
         noise: Of all rows.
         places: Of the rows.
-        ids: Of the instances in the source; by default those of the training part.
+        ids: Of the instances in the source; by default those of the training set.
     """
     wrong = noise.p_wrong[places]
     other = noise.best_other[places]

@@ -52,7 +52,7 @@ class Job:
 
     @property
     def pair(self) -> Pair:
-        """The inputs and targets of the training part."""
+        """The inputs and targets of the training set."""
         return self.prepared.pair("train")
 
     @property

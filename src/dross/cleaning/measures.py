@@ -38,7 +38,8 @@ class ShownChange:
 
 
 def show_change(name: str, before: float, after: float, interval: Sequence[float]) -> ShownChange:
-    """Round a measure, its change, and the 95 % interval of the change to the same decimals.
+    """Round a measure, its change, and the 95 % confidence interval of the change to the same
+    decimals.
 
     Shares have one decimal, other measures three significant digits. There is one decimal more
     where the change or an end of its interval would be rounded to 0.

@@ -115,7 +115,7 @@ def clean(
         backbone: the pretrained model that looks at images or texts: `efficientnet-lite0`,
             `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
             `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
-            models do better on the validation part without it.
+            models do better on the validation set without it.
         model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
             of `linear` and `mlp` is better; for images and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
@@ -281,7 +281,7 @@ def absolute(path: str | os.PathLike) -> str:
 
 
 def default_folder(data: Any) -> Path:
-    """Where the results go if nobody says: a folder of runs/ in the current folder."""
+    """The default folder of the results: a folder of runs/ in the current folder."""
     if is_in_memory(data):
         return Path(USUAL) / "data"
     place = find_place(data)

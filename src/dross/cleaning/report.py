@@ -110,7 +110,7 @@ def write_report(project: Project) -> Path:
 
 
 def _describe_copies(project: Project) -> dict[str, Any]:
-    """What the section on copies shows."""
+    """The content of the section on copies."""
     info = project.info
     return {
         "findings": describe_copies(info.copies, info.counts),
@@ -123,7 +123,7 @@ def _describe_copies(project: Project) -> dict[str, Any]:
 
 
 def _tell_story(project: Project) -> list[dict[str, str]]:
-    """What the first screen says, each a title, a value and a detail in words."""
+    """The cards of the first screen, each a title, a value and a detail in words."""
     info = project.info
     plan = info.recommendation.plan
     total = info.counts["train"]

@@ -49,6 +49,6 @@ class TextEncoder:
         self.words = self.vectorizer.get_feature_names_out()
 
     def __call__(self, content: Frame) -> torch.Tensor:
-        """Encode texts; words that the training part does not have are left out."""
+        """Encode texts; words that do not occur in the training set are left out."""
         vectors: Any = self.vectorizer.transform(content["text"].fillna(""))
         return torch.from_numpy(SCALE * vectors.toarray().astype(np.float32))

@@ -60,7 +60,7 @@ Validation = Annotated[
     str | None,
     Option(
         metavar="FILE",
-        help="A validation set of your own. It is left unchanged, and plans are evaluated on it.",
+        help="Your own validation set. It is left unchanged, and plans are evaluated on it.",
         rich_help_panel=_INPUT,
     ),
 ]

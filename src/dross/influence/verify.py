@@ -204,7 +204,7 @@ def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXT
 def fisher_interval(
     correlation: float, count: int, variance: tuple[float, int]
 ) -> tuple[float, float]:
-    """The 95 % interval of a rank correlation of `count` pairs, by Fisher's z.
+    """The 95 % confidence interval of a rank correlation of `count` pairs, by Fisher's z.
 
     E. C. Fieller, H. O. Hartley, E. S. Pearson, "Tests for rank correlation coefficients", 1957:
     artanh(tau) has the variance 0.437 / (K - 4), and that of Spearman's rho 1.06 / (K - 3).
@@ -229,7 +229,7 @@ def _say_interval(interval: tuple[float, float]) -> str:
 
 
 def affordable_count(cost: SweepCost) -> int:
-    """How many instances to check, where the user does not say.
+    """The default number of instances to check.
 
     As many as take a few times as long as the training did, or a few seconds, and at least six. One
     of few numbers, so that small differences in speed do not change it.

@@ -295,7 +295,8 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
 
     `fit(X, y)` examines the label of every row with out-of-fold predictions, removes or relabels
     what the recommended plan says, and fits the estimator on the result. Where no plan is
-    better than changing nothing, beyond chance and on held-out rows, nothing is changed.
+    better than changing nothing on held-out rows, by more than chance would explain, nothing is
+    changed.
 
     Arguments:
         estimator: what learns the cleaned data; LogisticRegression(max_iter=1000) by default.
@@ -305,7 +306,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         judge: whether to retrain with and without the changes, on parts of the rows that had no
             part in them; the answer is `verdict_`. With "estimator" the wrapped estimator is
             retrained, on the numbers that dross makes of X, instead of dross' model.
-        validation_is_clean: all labels of the validation part are right.
+        validation_is_clean: all labels of the validation set are right.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
         out: a folder for the project, for `dross review` and the report. It takes one data set:
             leave it out in a cross-validation. What was decided on the page is followed by the next

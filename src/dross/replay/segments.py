@@ -80,8 +80,8 @@ class SegmentReplay:
         """Check that each kept state leads to the next. Its gradients, and the last check.
 
         On a tape of dross.train whose data were digested as a whole, only the first step is
-        checked, as a sample. Data that are read batch by batch may have changed anywhere, and in a
-        loop of the user's own anything may have happened between two steps: then all are.
+        checked, as a sample. Data that are read batch by batch may have changed anywhere, and in
+        the user's own loop anything may have happened between two steps: then all are.
         """
         tape = self.recording.tape
         is_sample_enough = tape.manifest.data_digest == EVERYTHING and not tape.manifest.foreign

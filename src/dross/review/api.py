@@ -1,4 +1,4 @@
-"""What the page asks for and changes, as JSON.
+"""The page's requests and their answers, as JSON.
 
 Every request has a schema here. It is read whole and checked before anything is done; a change is
 answered when it is on disk.
@@ -123,7 +123,7 @@ class Api:
     """The answers to the page's requests about one project.
 
     `who` is the name that a person gave on the page, or "": undo and redo are about that person's
-    decisions, or anybody's.
+    decisions, or anyone's.
     """
 
     def __init__(self, project: Project, judge_process: JudgeProcess):
@@ -239,7 +239,7 @@ class Api:
         return self._changes_since(request.revision, request.who)
 
     def take_plan(self, request: UndoRequest) -> _JSON:
-        """Decide as the recommended plan says, in one step; what a person decided stays."""
+        """Accept the recommended plan in one step; a person's own decisions stay."""
         if not self.plan.changes:
             raise InvalidInput(
                 "The recommendation is to change nothing, so there is no plan to accept."
@@ -334,7 +334,7 @@ class Api:
             )
 
     def _changes_since(self, known: int, who: str) -> _JSON:
-        """All that anybody changed after the revision that the page knows.
+        """All that anyone changed after the revision that the page has.
 
         It is part of every answer to a change, so that a page is never behind after its own.
         """
@@ -348,16 +348,16 @@ class Api:
 
     @property
     def _instance_count(self) -> int:
-        """How many instances the page numbers, of both parts."""
+        """How many instances the page numbers, of both sets."""
         return len(self.labels) + len(self.checks)
 
     def _checked(self) -> dict[int, Decision]:
-        """What was said about labels that are there."""
+        """The decisions about labels that are there."""
         decided = self.decisions.current(VALIDATION)
         return {id: said for id, said in decided.items() if id < len(self.checks)}
 
     def _decision_rows(self, ids: Mapping[str, Iterable[int]]) -> list[list[Any]]:
-        """[[number, action, label], ...] of some ids of each part."""
+        """[[number, action, label], ...] of some ids of each set."""
         current = {TRAIN: self.decisions.current(), VALIDATION: self._checked()}
         undecided = ("undecided", None)
         return [

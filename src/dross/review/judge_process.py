@@ -45,7 +45,7 @@ class JudgeProcess:
         command: Sequence[str] | None = None,
         trust_code: Sequence[str] = (),
     ):
-        # -P: a random.py in the current folder may be anybody's file, not Python's own module.
+        # -P: a random.py in the current folder may be anyone's file, not Python's own module.
         usual = [sys.executable, "-P", "-m", "dross", "judge", str(folder), "--decisions"]
         trusted = [f"--trust-code={entry}" for entry in trust_code]
         self.command = [*(command or usual), *trusted]

@@ -1,8 +1,8 @@
 """Labels to check first, as the page lists and explains them.
 
-They are those of the validation file or, where there is none, of the training instances. The page
-numbers all instances in one row: the training part, and after it the labels to check. On the disk
-every decision names its part, and ids are places in it.
+They are those of the validation file or, if there is none, of the training instances. The page
+numbers all instances in one row: the training set, and after it the labels to check. On the disk
+every decision names its set, and ids are positions in it.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class LabelChecks:
 
     @cached_property
     def wanted(self) -> frozenset[int]:
-        """The places of the labels that should be checked."""
+        """The positions of the labels that should be checked."""
         table = self._table
         return frozenset(table.index[table["rank"] >= 0].tolist())
 
@@ -54,10 +54,10 @@ class LabelChecks:
         return self.project.label_table
 
     def locate(self, changes: Mapping[int, Decision]) -> tuple[str, dict[int, Decision]]:
-        """Decisions by the numbers of the page, as a part and decisions by ids in it.
+        """Decisions by the numbers of the page, as a set and decisions by ids in it.
 
         Raises:
-            InvalidInput: they are about both parts.
+            InvalidInput: they are about both sets.
         """
         ours = {id for id in changes if id >= self.start}
         if not ours:
@@ -69,11 +69,11 @@ class LabelChecks:
         return VALIDATION, {id - self.start: decision for id, decision in changes.items()}
 
     def number(self, part: str, id: int) -> int:
-        """The number that the page gives to an instance of a part."""
+        """The number of an instance of a set on the page."""
         return id + self.start if part == VALIDATION else id
 
     def source(self, number: int) -> str:
-        """Where an instance of either part comes from."""
+        """Where an instance of either set comes from."""
         if number < self.start:
             return str(self.project.table.at[number, "source"])
         return str(self._table.at[number - self.start, "source"])

@@ -191,7 +191,7 @@ class Listing:
 
     @cached_property
     def _unusual_cells(self) -> UnusualCells:
-        """What is usual in each column of the training part, worked out once."""
+        """The usual values of each column of the training set, computed once."""
         content = self.project.content
         training = self.project.info.training
         columns = [] if training is None else training.columns

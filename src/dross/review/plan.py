@@ -19,7 +19,7 @@ _WARN_BELOW_INSTANCES_LEFT = 10
 
 
 class RecommendedPlan:
-    """What the recommended plan of a project does and says."""
+    """The recommended plan of a project, for the page."""
 
     def __init__(self, project: Project):
         self.project = project
@@ -27,7 +27,7 @@ class RecommendedPlan:
 
     @cached_property
     def changes(self) -> dict[int, Decision]:
-        """What the plan decides about each instance that it touches; none: change nothing."""
+        """The decision about each instance in the plan; none: change nothing."""
         plan = self.project.recommended
         if plan is None:
             return {}
@@ -35,7 +35,7 @@ class RecommendedPlan:
         return removed | {id: ("relabel", label) for id, label in plan.relabelled.items()}
 
     def describe(self) -> dict[str, Any]:
-        """What it does, why, what to be careful about, and the other plans, as JSON."""
+        """Its edits, its reason, warnings, and the other plans, as JSON."""
         info = self.project.info
         what, why = describe_recommendation(info, self.project.table)
         command = None  # to run again once labels are checked, unless dross.clean was called

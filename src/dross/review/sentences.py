@@ -1,4 +1,4 @@
-"""Why an instance is in the list, in plain words."""
+"""Why an instance is in the list, in words."""
 
 import math
 from typing import Any

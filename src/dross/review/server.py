@@ -198,7 +198,7 @@ def create_app(
 
 
 def _choose_first_tab(project: Project, api: Api) -> str:
-    """The list that the page opens with: what there is to do."""
+    """The list that the page opens with: the one with work to do."""
     if len(project.recommended or ()):
         return "plan"
     return "validation" if api.checks.wanted else "harmful"

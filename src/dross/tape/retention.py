@@ -179,7 +179,8 @@ class Budget(Keep):
             instead of being read again. By default as many as on disk, and at most 1 GiB. The
             states before and after the current step, its batch and the model's own passes come on
             top.
-        steps: how many steps the run will take, for a `Recorder`, which does not know it.
+        steps: how many steps the run will take, for a `Recorder`, which has no other way to know
+            it.
 
     Raises:
         InvalidInput: a number is not positive. When a run begins: the budget cannot hold its first

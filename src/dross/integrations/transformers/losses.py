@@ -181,7 +181,7 @@ class InstanceLosses:
 
 
 def _counted(labels: Tensor) -> Tensor:
-    """Which tokens have a loss of their own; the first one of an example that has none."""
+    """Which tokens have their own loss; the first one of an example that has none."""
     counted = labels != IGNORED
     first = torch.zeros_like(counted)
     first[:, 0] = ~counted.any(1)
