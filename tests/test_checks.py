@@ -19,7 +19,7 @@ def test_a_known_name_is_returned():
     ("name", "hint"), [("linaer", " Did you mean 'linear'?"), ("transformer", "")]
 )
 def test_an_unknown_name_is_refused_with_the_closest_and_all_names(name, hint):
-    expected = f"There is no model named '{name}'.{hint} The names are: linear, mlp."
+    expected = f"There is no model named '{name}'.{hint} Valid names are: linear, mlp."
     with pytest.raises(InvalidInput) as caught:
         check_name("model", name, iter(["linear", "mlp"]))
     assert str(caught.value) == expected
@@ -39,7 +39,7 @@ def test_a_message_names_an_option_in_one_way_for_python_and_the_command_line(tm
 
 def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
     for wrong in (0, -3, 2.5, True):
-        with pytest.raises(InvalidInput, match="`check` must be at least 1"):
+        with pytest.raises(InvalidInput, match="`check` must be a whole number of at least 1"):
             dross.clean(tmp_path / "nothing.csv", "y", check=wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

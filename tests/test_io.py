@@ -149,7 +149,7 @@ def start_holder(path: Path) -> subprocess.Popen:
 def test_another_process_is_kept_out(tmp_path):
     path = tmp_path / "lock"
     holder = start_holder(path)
-    with pytest.raises(InvalidInput, match=r"writing to the folder x and holds .*lock"):
+    with pytest.raises(InvalidInput, match=r"writing to the folder x and has locked .*lock"):
         hold_lock(path, "the folder x").__enter__()
     holder.communicate()  # it ends
     assert not path.exists()

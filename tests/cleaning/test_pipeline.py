@@ -162,7 +162,7 @@ WRONG = {
         {"epochs": 10**40},
         "`epochs` must be at most 1,000,000, not 1",
     ),
-    "no epochs": (TWO_CLASSES, {"epochs": 0}, "`epochs` must be at least 1"),
+    "no epochs": (TWO_CLASSES, {"epochs": 0}, "`epochs` must be a whole number of at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory at once"),
     "too many runs": (
         TWO_CLASSES,
@@ -170,7 +170,7 @@ WRONG = {
         "`repeats` must be at most 1,000, not 1000000",
     ),
     "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
-    "half a run": (TWO_CLASSES, {"repeats": 1.5}, "`repeats` must be at least 1 and whole"),
+    "half a run": (TWO_CLASSES, {"repeats": 1.5}, "`repeats` must be a whole number of at least 1"),
     "no label given": (TWO_CLASSES, {"label": None}, "as `label`"),
 }
 

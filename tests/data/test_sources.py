@@ -41,7 +41,7 @@ def test_an_iterable_data_set_is_refused():
 
 def test_ids_that_are_texts_are_refused(tmp_path):
     p = problem("mlp", "sgd")
-    with pytest.raises(InvalidInput, match="whole numbers"):
+    with pytest.raises(InvalidInput, match="must be integers"):
         recorded(p, [(["a", "b"], p.X[:2], p.Y[:2])], tmp_path / "a")
 
 

@@ -173,8 +173,8 @@ class TestLinearDatamodelingScore:
         scores = run.influence(query(p))
         for options, sentence in (
             ({"subsets": 3}, "at least 4 subsets, not 3"),
-            ({"share": 0.0}, "share=0 of 14 instances must leave some out"),
-            ({"share": 1.0}, "and keep some"),
+            ({"share": 0.0}, "share=0 of 14 instances must leave out at least one"),
+            ({"share": 1.0}, "and keep at least one"),
             ({"share": float("nan")}, "share=nan"),
         ):
             with pytest.raises(InvalidInput, match=sentence):

@@ -168,5 +168,5 @@ def test_what_rehearsals_do_not_see_is_found_when_retraced(tmp_path):
             (losses.mean() + (0.1 * model[0].weight.pow(2).sum() if t else 0)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    with pytest.raises(InputChanged, match="Step 1 leads to a different theta"):
+    with pytest.raises(InputChanged, match="step 1 leads to a different theta"):
         recorder.run((p.X, p.Y)).influence(query(p))

@@ -198,7 +198,7 @@ class TestRefusals:
     def test_bad_batches(self, loop):
         ids, x, y = self.batch
         with (
-            pytest.raises(InvalidInput, match="whole numbers"),
+            pytest.raises(InvalidInput, match="must be integers"),
             self.recorder.step(ids + 0.5, x, y),
         ):
             pass

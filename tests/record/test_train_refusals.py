@@ -28,11 +28,14 @@ class Twice(nn.Linear):
         ({"loss": nn.CrossEntropyLoss()}, "one loss per instance"),
         ({"loss": "hinge"}, "no loss named 'hinge'"),
         ({"loss": 3}, "must be a function"),
-        ({"batches": [[0, 99]]}, r"0\.\.14; found 99"),
-        ({"batches": [[0.5]]}, "whole numbers"),
+        ({"batches": [[0, 99]]}, "between 0 and 14; found 99"),
+        ({"batches": [[0.5]]}, "must be integers"),
         ({"batches": []}, "nothing to train on"),
         ({"batches": None}, "epochs and batch_size"),
-        ({"batches": None, "epochs": 0, "batch_size": 4}, "`epochs` must be at least 1"),
+        (
+            {"batches": None, "epochs": 0, "batch_size": 4},
+            "`epochs` must be a whole number of at least 1",
+        ),
         (
             {"batches": None, "epochs": 10**40, "batch_size": 4},
             "`epochs` must be at most 1,000,000",
@@ -43,7 +46,10 @@ class Twice(nn.Linear):
             "steps must be at most 100,000,000, not 1000000000: the learning rates of all",
         ),
         ({"batches": None, "epochs": 1, "batch_size": 10**40}, "`batch_size` must be at most"),
-        ({"batches": None, "epochs": 1, "batch_size": 0}, "`batch_size` must be at least 1"),
+        (
+            {"batches": None, "epochs": 1, "batch_size": 0},
+            "`batch_size` must be a whole number of at least 1",
+        ),
         (
             {"batches": None, "epochs": 1.5, "batch_size": 4},
             "a whole number of at least 1, not 1.5",
@@ -55,7 +61,7 @@ class Twice(nn.Linear):
         ({"data": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
         ({"model": Twice(6, 3).double()}, "of type tuple"),
         (BINARY | {"data": (torch.zeros(15, 6), torch.full((15,), 2))}, "needs labels from 0 to 1"),
-        ({"lr": [0.1, 0.1]}, "2 rates for 8 steps"),
+        ({"lr": [0.1, 0.1]}, "2 values for 8 steps"),
         ({"lr": -1.0}, "not negative"),
         ({"lr": float("nan")}, "finite"),
         ({"data": (torch.zeros(0, 6), torch.zeros(0).long())}, "empty"),

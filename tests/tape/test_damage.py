@@ -68,5 +68,5 @@ def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
     with pytest.raises(CorruptFile, match=r"end\.file"):
         Tape(run.path)
-    with pytest.raises(DrossError, match="no tape"):
+    with pytest.raises(DrossError, match="no recorded run"):
         Tape(tmp_path / "nowhere")
