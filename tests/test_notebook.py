@@ -59,7 +59,7 @@ def test_a_bar_is_shown(cells):
 def test_results_show_themselves_as_tables(cells):
     outputs = cells
     run, scores, checked = (outputs[place][0]["data"]["text/html"] for place in (1, 2, 3))
-    assert "8 parameters in training" in run and "8 (complete)" in run
+    assert "8 trainable parameters" in run and "8 (complete)" in run
     assert "most harmful" in scores and scores.count("<tr>") == 6
     assert "Kendall&#x27;s tau" in checked and "Checked by retraining" in checked
 

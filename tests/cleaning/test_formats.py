@@ -149,7 +149,7 @@ def test_lines_stay_as_they_are_but_for_new_labels(tmp_path):
 def test_nested_values_are_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"x": 1, "kind": "a"}\n{"x": [1], "kind": "a"}\n')
-    with pytest.raises(InvalidInput, match=r"line 2: 'x' holds a list.*Leave 'x' out"):
+    with pytest.raises(InvalidInput, match=r"line 2: 'x' contains a list.*Leave out 'x'"):
         prepare(Request(str(path), "kind"))
     path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     with pytest.raises(InvalidInput, match="If these are chats: dross clean-chats"):

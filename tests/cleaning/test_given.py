@@ -89,7 +89,7 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
 def test_a_changed_copy_is_noticed(arrays, tmp_path):
     path = arrays.folder / "data" / "train.parquet"
     with pytest.raises(
-        InvalidInput, match=r"which dross never changes|one of the project's own files"
+        InvalidInput, match=r"which must not be changed|one of the project's own files"
     ):
         dross.export(arrays.folder, path, remove=5, overwrite=True)
     frame = pandas.read_parquet(path)

@@ -64,7 +64,7 @@ def test_floating_shades_between_0_and_1_are_scaled_and_others_refused(tmp_path)
     assert 0.9 < float(x.std()) < 1.1 and len(x.unique()) > 1000
     write_set(tmp_path / "q", lambda rng, _: 90 * rng.random((8, 8), dtype=np.float32), ".tif")
     with pytest.raises(
-        InvalidInput, match=r"0\.tif has shades from .* to (8|9).*from 0 .black. to 1 "
+        InvalidInput, match=r"0\.tif has pixel values from .* to (8|9).*from 0 .black. to 1 "
     ):
         prepare(Request(str(tmp_path / "q")))
 

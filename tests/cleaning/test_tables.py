@@ -90,7 +90,7 @@ def test_columns_of_one_name(tmp_path):
     path = write_csv(tmp_path / "t.csv", "x,x,,y", numbers(), numbers(1), numbers(2), kinds(*"ab"))
     prepared = prepare(Request(path, "y"))
     assert [column.name for column in prepared.columns] == ["x", "x.1", "Unnamed: 2"]
-    assert "column 2 is called 'x.1'" in " ".join(prepared.notes)
+    assert "column 2 is now 'x.1'" in " ".join(prepared.notes)
     for header in ("y,x,z,y ", "y,x,z,y"):
         path = write_csv(
             tmp_path / "t.csv", header, kinds(*"ab"), numbers(), numbers(1), numbers(2)

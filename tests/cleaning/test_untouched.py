@@ -26,13 +26,13 @@ def contents(folder):
     [
         (".", "contains"),
         ("pics", "the input itself"),
-        ("pics/copy", "lies in"),
+        ("pics/copy", "is inside"),
         ("run", "itself"),
-        ("run/copy", "lies in"),
+        ("run/copy", "is inside"),
         ("theirs", "is an existing folder"),
         ("theirs/thesis.tex", "already exists"),
         ("link", "the input itself"),
-        ("link/copy", "lies in"),
+        ("link/copy", "is inside"),
     ],
 )
 def test_an_export_of_images_replaces_no_folder_of_somebody_else(album, target, message):
@@ -83,12 +83,12 @@ def test_no_input_is_written_over(little, name, through):
         make = target.symlink_to if through == "link" else target.hardlink_to
         make(folder / name)
     before = contents(folder)
-    with pytest.raises(InvalidInput, match="which dross never changes"):
+    with pytest.raises(InvalidInput, match="which must not be changed"):
         dross.export(little, target, remove=3, overwrite=True)
     # the list of decisions is an output, too
     copy = folder / "copy.csv"
     (folder / "copy.csv-decisions.csv").symlink_to(folder / name)
-    with pytest.raises(InvalidInput, match="which dross never changes"):
+    with pytest.raises(InvalidInput, match="which must not be changed"):
         dross.export(little, copy, remove=3, overwrite=True)
     (folder / "copy.csv-decisions.csv").unlink()
     assert contents(folder) == before
@@ -193,14 +193,14 @@ def test_a_folder_that_holds_an_input_is_refused(little, place):
         path.rename(folder / path.name)
     before = contents(folder)
     out = folder if place.startswith("train") else folder / place
-    with pytest.raises(InvalidInput, match="never changes"):
+    with pytest.raises(InvalidInput, match="must not be changed"):
         dross.clean(folder / "train.csv", "kind", out=out, overwrite=True, **QUICK)
     assert contents(folder) == before
 
 
 def test_a_folder_inside_of_the_images_is_refused(album):
     images = album.parent / "pics"
-    with pytest.raises(InvalidInput, match="lies in"):
+    with pytest.raises(InvalidInput, match="is inside"):
         dross.clean(images, out=images / "runs" / "x", **QUICK)
     assert not (images / "runs").exists()
 

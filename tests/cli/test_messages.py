@@ -121,7 +121,7 @@ ODD = {  # name of the file: its content, further options, what is said
     "k.csv": ("x,y\n" + "1,\n" * 50, "--label y", "'y' is empty in every row of k.csv"),
     "l.csv": ("y\n" + "a\nb\n" * 50, "--label y", "The table has no column besides the label."),
     "m.csv": (LABELS, "--label id", "'id' numbers the rows from 0 to 89: it is an identifier"),
-    "n.csv": (LABELS, "--label when", "'when' holds 90 different dates"),
+    "n.csv": (LABELS, "--label when", "'when' has 90 different dates"),
     "o.csv": (LABELS, "--label uuid", "'uuid' has 90 different values for 90 instances"),
     "p.csv": (MANY, "--label code", "'code' has 1,500 different values for 9,000 instances"),
     "q.csv": ("<!DOCTYPE html><p>Sign in", "", "q.csv is a web page (HTML), not a table. Was the"),

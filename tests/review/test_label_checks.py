@@ -91,7 +91,7 @@ def test_what_was_left_out_says_that_nothing_was_predicted(asking):
         why = client.get("/api/why", params={"id": 67}).json()
         said = {entry["about"]: entry["text"] for entry in why["sentences"]}
         assert said["Label"].endswith("so nothing was predicted for it.")
-        assert "nan" not in str(said) and "a person said" in said["Checked"]
+        assert "nan" not in str(said) and "Checked by a person" in said["Checked"]
 
 
 def test_a_project_without_labels_to_check_has_no_list_of_them(fresh):

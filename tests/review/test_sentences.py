@@ -73,7 +73,7 @@ def test_the_effect_on_numbers_is_that_on_a_bounded_error():
 
 def test_the_runs_agree_or_not():
     assert "all runs agree" in describe()[1]
-    assert "may be chance" in describe(harmful_in=2)[1]
+    assert "due to chance" in describe(harmful_in=2)[1]
     assert "one training run" in describe(learned_in=1)[1]
     assert describe(learned_in=0)[1].startswith("No recorded run was trained on it")
 

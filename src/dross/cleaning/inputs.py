@@ -282,11 +282,11 @@ def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:
         if _is_same(output, path):
             what = "the input itself" if name == "data" else f"the input passed as {name}"
             raise InvalidInput(
-                f"{output} is {what}, which dross never changes. Choose another name."
+                f"{output} is {what}, which must not be changed. Choose another name."
             )
         if path.is_dir() and _lies_in(output, path):
             raise InvalidInput(
-                f"{output} is inside {path}, an input folder, which dross never changes. {_CHOOSE}"
+                f"{output} is inside {path}, an input folder, which must not be changed. {_CHOOSE}"
             )
 
 
@@ -303,11 +303,11 @@ def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
     for name, path in protected.items():
         what = f"{path} ({name})"
         if _is_same(folder, path):
-            raise InvalidInput(f"{folder} is {what} itself, which dross never changes. {_CHOOSE}")
+            raise InvalidInput(f"{folder} is {what} itself, which must not be changed. {_CHOOSE}")
         if _lies_in(path, folder):
-            raise InvalidInput(f"{folder} contains {what}, which dross never changes. {_CHOOSE}")
+            raise InvalidInput(f"{folder} contains {what}, which must not be changed. {_CHOOSE}")
         if _lies_in(folder, path):
-            raise InvalidInput(f"{folder} is inside {what}, which dross never changes. {_CHOOSE}")
+            raise InvalidInput(f"{folder} is inside {what}, which must not be changed. {_CHOOSE}")
 
 
 def _is_same(one: Path, other: Path) -> bool:
