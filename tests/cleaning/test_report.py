@@ -33,7 +33,9 @@ def read_table(page, kind):
 
 
 def number(text):
-    return int(text.split(" (")[0].replace("−", "-").replace(",", "").replace("·", "0"))
+    return int(
+        text.split(" (")[0].replace("\N{MINUS SIGN}", "-").replace(",", "").replace("·", "0")
+    )
 
 
 def read_story(page):

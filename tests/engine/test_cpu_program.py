@@ -49,6 +49,11 @@ def results(p, folder, monkeypatch, kind: str):
 
 
 # some models cannot be run many at once
+def same_bits(one, other):
+    """Scores are nan where no step used the instance."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.filterwarnings("ignore::dross.errors.DrossWarning")
 @pytest.mark.parametrize(
     "model,optimizer",
@@ -60,7 +65,7 @@ def test_the_same_bits(model, optimizer, tmp_path, monkeypatch, soon):
     quick, executor = results(p, tmp_path, monkeypatch, "auto")
     assert not without.programs._written
     for name, value in plain.items():
-        assert torch.equal(quick[name], value), name
+        same_bits(quick[name], value)
     if model not in NEVER:
         assert has_programs(executor), executor.programs._written
 
@@ -103,7 +108,8 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
         found.append((theta, torch.from_numpy(scores.values)))
         written = run.recording.executor.programs._written
     assert written and all(program is None for program in written.values())
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    for one, other in zip(*found, strict=True):
+        same_bits(one, other)
 
 
 def recorded(model, folder):
@@ -172,7 +178,7 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
     written = run.recording.executor.programs._written.items()
     passes = {key[0][0] for key, program in written if program is not None and program.trusted}
     assert passes == {"training step", "reverse step"}
-    assert torch.equal(*scores)
+    same_bits(*scores)
 
 
 @pytest.mark.parametrize(
@@ -209,4 +215,4 @@ def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, so
         run = train(model, data, tmp_path / kind, epochs=4, batch_size=8)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss(data)).values))
         assert bool(calls) == (kind == "auto")
-    assert torch.equal(*scores)
+    same_bits(*scores)
