@@ -211,7 +211,7 @@ def missing(place):
         (NUMBERS, np.eye(N), r"y has the shape \(60, 60\).*argmax"),
         (NUMBERS, None, r"dross.clean\(X, y\)"),
         (NUMBERS, "kind", r"dross.clean\(X, y\)"),
-        (FRAME, None, r"Which column should be predicted"),
+        (FRAME, None, r"Specify the column to predict"),
         (FRAME, "colur", r"Did you mean 'colour'"),
         (pandas.concat([FRAME, FRAME], axis=1), KINDS, r"two columns named 'size'"),
         ([[1, 2], [3]], [0, 1], r"same number of values"),

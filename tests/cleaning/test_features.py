@@ -292,7 +292,7 @@ def test_files_that_hold_no_features_are_refused_in_a_sentence(tmp_path):
     (tmp_path / "text.npy").write_text("no array")
     for name, message in (
         ("named.parquet", "columns are not numeric: id"),
-        ("text.npy", "holds no features"),
+        ("text.npy", "contains no features"),
         ("gone.npy", "There is no file"),
     ):
         with pytest.raises(InvalidInput, match=message):

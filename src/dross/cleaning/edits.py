@@ -63,8 +63,8 @@ def choose_edits(
         return decided
     if decisions:
         raise InvalidInput(
-            "Nothing has been removed or relabelled on the page yet. "
-            f"Decide with dross review {project.folder}, or pass `remove`."
+            "Nothing has been removed or relabelled on the page yet. Make decisions with dross "
+            f"review {project.folder}, or pass `remove`."
         )
     if project.recommended is None:
         raise InvalidInput(
@@ -80,7 +80,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
         raise InvalidInput(
-            "`relabel` has no rows to change: no label is probably wrong. Pass `remove`, or "
+            "`relabel` has nothing to change: no label is likely to be wrong. Pass `remove`, or "
             f"relabel by hand with dross review {project.folder}."
         )
     predictions = suspects.head(relabel)["prediction"]
@@ -89,11 +89,11 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     in_both = np.isin(harmful, list(relabelled))
     what = []
     if remove:
-        what.append(f"{len(harmful)} most harmful removed")
+        what.append(f"the {len(harmful)} most harmful removed")
     if relabel:
-        what.append(f"{len(relabelled)} most probably mislabelled relabelled")
+        what.append(f"the {len(relabelled)} most probable label errors relabelled")
     if in_both.any():
-        what.append(f"{int(in_both.sum())} that are in both lists only relabelled")
+        what.append(f"{int(in_both.sum())} instances in both lists relabelled, not removed")
     return ChosenEdits(harmful[~in_both], relabelled, ", ".join(what), ranked=True)
 
 

@@ -91,7 +91,7 @@ def check_backbone(name: str, modality: Modality) -> None:
     if modality is not library.modality:
         raise InvalidInput(
             f"The backbone {name} takes {library.modality.name}, but these data were read as "
-            f"{modality.name}. Leave `backbone` out, or pass your own `features`."
+            f"{modality.name}. Leave out `backbone`, or pass your own `features`."
         )
     if not is_installed(name):
         raise InvalidInput(
@@ -329,7 +329,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
         rows = frame.to_numpy(dtype=np.float64)
     else:
         if not raw.startswith(_NPY):
-            raise InvalidInput(f"{path} holds no features. {_FEATURES}")
+            raise InvalidInput(f"{path} contains no features. {_FEATURES}")
         try:
             rows = np.load(io.BytesIO(raw), allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
@@ -355,7 +355,7 @@ def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
         raise InvalidInput(
             f"{path}: row {row} (the first is 0), feature {column} is {rows[row, column]:g}"
             + (f", and {more:,} more rows have the same problem" if more else "")
-            + ". Features must be finite numbers: correct them, or leave the column out."
+            + ". Features must be finite numbers: correct them, or leave out the column."
         )
     return rows.astype(np.float32)
 

@@ -144,7 +144,7 @@ def unpack(raw: bytes, place: Place) -> bytes:
             except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
                 raise InvalidInput(
                     f"{place} is compressed ({packing.name}) and cannot be unpacked: "
-                    f"{first_line(error)}. Was it downloaded completely?"
+                    f"{first_line(error)}. Check that it was downloaded completely."
                 ) from None
     return raw
 
@@ -245,14 +245,14 @@ def _recognize_zip(raw: bytes) -> Kind:
             names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
             is_sheet = "mimetype" in names and b"spreadsheet" in archive.read("mimetype")[:200]
     except Exception:  # a damaged archive can fail anywhere
-        return Kind("a ZIP archive", "It is damaged. Was it downloaded completely?")
+        return Kind("a ZIP archive", "It is damaged. Check that it was downloaded completely.")
     for name, kind in _IN_ZIP.items():
         if name in names:
             return kind
     if is_sheet:
         return Kind(EXCEL, suffix=".ods")  # an OpenDocument sheet, which is read in the same way
     more = " ..." if len(names) > 3 else ""
-    listed = f" It holds {', '.join(names[:3])}{more}." if names else " It is empty."
+    listed = f" It contains {', '.join(names[:3])}{more}." if names else " It is empty."
     return Kind("a ZIP archive", _ARCHIVE + listed)
 
 

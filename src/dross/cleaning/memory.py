@@ -305,7 +305,7 @@ def _add_labels(part: _Part, y: Any, who: str) -> None:
     """Add the labels as a column, which takes the name of a Series, if it has one."""
     if part.types.x == "frame" and y is None:
         raise InvalidInput(
-            "Which column should be predicted? Call dross.clean(frame, 'name of the column') or "
+            "Specify the column to predict: call dross.clean(frame, 'name of the column') or "
             "dross.clean(X, y)."
         )
     if part.types.x != "frame" and (y is None or isinstance(y, str)):
@@ -351,7 +351,7 @@ def _as_labels(y: Any, part: _Part, who: str) -> Series:
     if len(missing):
         raise InvalidInput(
             f"{who} has {say_count(len(missing), 'missing label')} (NaN or None), the first at "
-            f"position {missing[0]}. Leave these instances out, or label them."
+            f"position {missing[0]}. Leave out these instances, or label them."
         )
     if isinstance(y.dtype, pandas.CategoricalDtype):
         types.categories.append(part.label)

@@ -284,8 +284,8 @@ def review(
         str,
         Option(
             metavar="ADDRESS",
-            help="The address to serve on. Any other than 127.0.0.1 gives access to everybody who "
-            "has the link.",
+            help="The address to serve on. Any other than 127.0.0.1 gives access to anyone who has "
+            "the link.",
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, Option(help="Open the browser.")] = True,
@@ -437,7 +437,7 @@ def info(
     from ..tape.reader import Tape, summarize_tape
     from ..tape.storage import is_url
 
-    folder = Path(check_folder(tape, "The place of a tape"))
+    folder = Path(check_folder(tape, "The location of a tape"))
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:

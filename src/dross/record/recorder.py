@@ -436,8 +436,8 @@ class Recorder:
             )
         if self._tape.earlier is not None and self.steps and earlier is None:
             warnings.warn(
-                f"The tape holds no average of the first {self.steps} steps (a killed run leaves "
-                f"none), so this average begins at step {self.steps}.",
+                f"The tape contains no average of the first {self.steps} steps (a killed run "
+                f"leaves none), so this average begins at step {self.steps}.",
                 DrossWarning,
                 stacklevel=2,
             )
