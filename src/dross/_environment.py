@@ -26,7 +26,7 @@ def prepare_environment() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep up to 1 GiB of freed memory, where it is glibc.
+    """Let the C library keep up to 1 GiB of freed memory, if it is glibc.
 
     By default glibc returns freed memory to the system as soon as it lies at the end of the heap.
     Whether a model's activations lie there is chance. Where they do, every pass over the model pays

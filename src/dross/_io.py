@@ -219,7 +219,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards; raises DrossError where none can be made."""
+    """A folder that is gone afterwards; raises DrossError if none can be made."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="dross-", ignore_cleanup_errors=True)
     except OSError as error:

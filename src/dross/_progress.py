@@ -205,7 +205,7 @@ def announce(text: str, *, show: bool) -> None:
 
 
 def _make_bar(title: str, total: float, **options: Any) -> Any:
-    """A bar of tqdm; None where there is nobody to look at it."""
+    """A bar of tqdm; None if there is nobody to look at it."""
     if not _has_reader():
         return None
     from tqdm.auto import tqdm

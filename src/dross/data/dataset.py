@@ -44,7 +44,7 @@ class Instances:
     def __init__(
         self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
     ):
-        """Read the data set once where it is small, and move it to the device if it fits.
+        """Read the data set once if it is small, and move it to the device if it fits.
 
         Arguments:
             source: a map-style data set of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
@@ -246,7 +246,7 @@ class Instances:
         if self.device.type == "cuda":
             allowed = self.memory is None or size <= self.memory
             return allowed and size < torch.cuda.mem_get_info(self.device)[0] // 2
-        # where nothing has to be changed, nothing is copied either way
+        # if nothing has to be changed, nothing is copied either way
         return size <= self._max_bytes_held
 
 

@@ -177,7 +177,7 @@ def leave_one_out(
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K].
 
-    It is nan where no step used the instance: there is no run without it. Arguments: as for
+    It is nan if no step used the instance: there is no run without it. Arguments: as for
     `leave_out`.
     """
     used = recording.used_instances(steps.first, steps.stop)[instances]

@@ -30,7 +30,7 @@ from ..replay.schedule import StepRange
 
 
 def mean_margins(recording: Recording, steps: StepRange, *, progress: bool = False) -> np.ndarray:
-    """The mean margin of every instance over the steps that used it; nan where none did.
+    """The mean margin of every instance over the steps that used it; nan if none did.
 
     Arguments:
         recording: the run.

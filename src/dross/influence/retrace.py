@@ -203,7 +203,7 @@ def reverse_step(
         step: what was recorded of the step.
         batches: its micro-batches.
         state: s_t, before the step.
-        g: the raw gradient [p] where it is known; computed here where the update's derivative
+        g: the raw gradient [p] if it is known; computed here where the update's derivative
             depends on it.
         after: the adjoint after the step.
         hessian: False leaves the Hessian-vector product out.

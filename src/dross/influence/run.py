@@ -199,7 +199,7 @@ class Run:
             step: look at the steps before this one instead of all.
 
         Returns:
-            float64 [N]; nan where none of these steps used the instance.
+            float64 [N]; nan if none of these steps used the instance.
 
         Raises:
             NotSupported: if the model is not a classifier, or does not return logits.
@@ -307,7 +307,7 @@ class Run:
             removal, epochs, n_jobs, folder: as for `counterfactual`.
 
         Returns:
-            float64 [K], or [Q, K] for a query of Q values; nan where no step of these epochs used
+            float64 [K], or [Q, K] for a query of Q values; nan if no step of these epochs used
             the instance.
 
         Raises:

@@ -111,7 +111,7 @@ class Scores:
         return None if growth is None else describe_growth(growth)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the extremes, or where there are several queries, a row of each."""
+        """In a notebook: the extremes, or if there are several queries, a row of each."""
         title = paragraph(repr(self).strip("<>"))
         title += paragraph(self.trust) if self.trust else ""
         if self.values.ndim == 1:
@@ -131,7 +131,7 @@ class Scores:
         """Plot the scores from the most harmful to the most helpful.
 
         Arguments:
-            query: of which query, where there are several.
+            query: of which query, if there are several.
             ax: matplotlib axes to draw on; new ones by default.
 
         Returns:
@@ -152,10 +152,10 @@ class Scores:
 
         Arguments:
             m: how many.
-            query: of which query, where there are several.
+            query: of which query, if there are several.
 
         Returns:
-            int64 [m], fewer where there are fewer instances. Those that were never used come last.
+            int64 [m], fewer if there are fewer instances. Those that were never used come last.
 
         Raises:
             InvalidInput: if there are several queries and `query` names none of them.
@@ -176,7 +176,7 @@ class Scores:
 
         Returns:
             `lowest`, `mean` and `highest`, and `harmful`: the share that is below 0, of the
-            instances that were used. Nothing where there are none.
+            instances that were used. Nothing if there are none.
         """
         values = self.values[~np.isnan(self.values)]
         if not values.size:
@@ -313,7 +313,7 @@ def describe_growth(growth: float) -> str:
 
 
 def _add_epochs(by_epoch: np.ndarray) -> np.ndarray:
-    """The scores from the part of each epoch: nan where no epoch used the instance."""
+    """The scores from the part of each epoch: nan if no epoch used the instance."""
     used = ~np.isnan(by_epoch).all(-2)
     return np.where(used, np.nansum(by_epoch, axis=-2), np.nan)
 

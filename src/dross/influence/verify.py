@@ -48,7 +48,7 @@ _VERDICTS = (
 class Verification:
     """Scores beside the true changes of K instances. Made by `Run.verify`.
 
-    Correlations are means over the queries where there are several. They are nan where removing the
+    Correlations are means over the queries if there are several. They are nan where removing the
     instances changes nothing.
     """
 
@@ -99,7 +99,7 @@ class Verification:
         """A table with one row per checked instance (and query).
 
         Returns:
-            Columns id, estimated, actual; where there are several queries, the first is query.
+            Columns id, estimated, actual; if there are several queries, the first is query.
         """
         import pandas
 
@@ -121,7 +121,7 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
         seed: of the sample.
 
     Returns:
-        int64 [n], in ascending order; all that were used where there are no more than n.
+        int64 [n], in ascending order; all that were used if there are no more than n.
     """
     if check_whole(n, "n") < 2:
         raise InvalidInput(f"A verification needs at least 2 instances, not {n}.")
@@ -194,7 +194,7 @@ def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float
 def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXTREMES) -> float:
     """The overlap of {m largest, m smallest} by estimate and by truth, 0 to 1.
 
-    m is lower where there are fewer than 4 m numbers.
+    m is lower if there are fewer than 4 m numbers.
     """
     m = max(1, min(m, len(actual) // 4))
     likely, true = ({*np.argsort(v)[:m], *np.argsort(v)[-m:]} for v in (estimated, actual))
@@ -272,7 +272,7 @@ class LinearDatamodelingScore:
 
     value is Spearman's correlation of the estimated with the actual changes, over the subsets: 1
     where the sums of scores rank the subsets as retraining does. For several queries it is the mean
-    of their correlations. It is nan where no subset changes the query.
+    of their correlations. It is nan if no subset changes the query.
     """
 
     subsets: tuple[np.ndarray, ...]  # the ids that each run lacked

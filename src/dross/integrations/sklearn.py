@@ -231,7 +231,7 @@ class _Cleaning(ABC):
 
     @abstractmethod
     def _default(self) -> Any:
-        """The estimator that is used where none is given."""
+        """The estimator that is used if none is given."""
 
     def _learn_labels(self, y: np.ndarray) -> np.ndarray:
         """Labels as dross takes them, after noting which ones there are."""

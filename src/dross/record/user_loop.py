@@ -85,7 +85,7 @@ class LoopTape:
 
     @property
     def epoch_before(self) -> int:
-        """The epoch of the last step before a resume; 0 where there is none."""
+        """The epoch of the last step before a resume; 0 if there is none."""
         segments = self.earlier.segments if self.earlier else ()
         return segments[-1].epochs[1] if segments else 0
 
@@ -244,7 +244,7 @@ class LoopTape:
         Arguments:
             whole: whether the last step is known from its beginning to its end.
             complete: whether the loop came to its end.
-            buffers: of the model before micro-batches that no step followed, where there are any.
+            buffers: of the model before micro-batches that no step followed, if there are any.
             average: the averaged model that is watched, if there is one.
         """
         if self.is_open and whole:

@@ -78,7 +78,7 @@ class StepWatch:
         self.skipped = 0  # steps that it left out
         self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
         self._losses: list[SeenLoss] = []  # of the pending micro-batches
-        self._before: State | None = None  # the state they were computed from, where it is needed
+        self._before: State | None = None  # the state they were computed from, if it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._gradient: Tensor | None = None  # [p] of the step that the optimizer is taking
         self._next_rehearsal = 0  # not before this step: it costs a step
@@ -600,7 +600,7 @@ class GradientWatch:
 
 
 def _mark(g: Tensor) -> tuple[int, float]:
-    """What changes with a gradient: its version, or its norm where it is a part of a DTensor.
+    """What changes with a gradient: its version, or its norm if it is a part of a DTensor.
 
     DTensors do not count what is done to them.
     """

@@ -202,7 +202,7 @@ class Listing:
 
     @cached_property
     def token_scale(self) -> float:
-        """The effect in percent that has the strongest colour; 0 where nothing has tokens."""
+        """The effect in percent that has the strongest colour; 0 if nothing has tokens."""
         if not self.project.modality.has_tokens:
             return 0.0
         effects = np.concatenate([np.asarray(row, float) for row in self.project.tokens["effects"]])
@@ -262,7 +262,7 @@ def read_original(project: Project, part: str, id: int) -> bytes | None:
         id: The place of the instance in that part.
 
     Returns:
-        The bytes of a PNG file; None where the input is not where it was.
+        The bytes of a PNG file; None if the input was moved.
     """
     table = {"train": project.content, "validation": project.validation}.get(part)
     if not project.modality.has_images or table is None or id not in table.index:

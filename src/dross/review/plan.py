@@ -60,7 +60,7 @@ class RecommendedPlan:
 
     @cached_property
     def figure(self) -> bytes | None:
-        """The figure of all plans, as SVG; None where none was measured."""
+        """The figure of all plans, as SVG; None if none was measured."""
         with self._drawing:
             svg = draw_plans_figure(self.project.info)
         return svg.encode() if svg else None

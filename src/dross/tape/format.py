@@ -150,9 +150,9 @@ def describe(
 
     Arguments:
         objective, optimizer, augment, keep, seed, device: what is recorded.
-        instances: the training set, where it is known.
+        instances: the training set, if it is known.
         orders: of the first batch's tensors in memory.
-        planned: the number of steps, where it is known beforehand.
+        planned: the number of steps, if it is known beforehand.
         schedule: a digest of the optimizer's hyperparameters at every step, where they are known.
         foreign: whether the training loop is the user's own.
         earlier: the manifest of the tape to be continued, if there is one. The data are digested as

@@ -33,7 +33,7 @@ class Keep(ABC):
         """Which states are kept of a run whose sizes are known.
 
         Arguments:
-            planned: the number of steps, where it is known.
+            planned: the number of steps, if it is known.
             state_bytes: the size of one state.
             step_bytes: the size of one step without its state.
         """

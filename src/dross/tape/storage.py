@@ -73,7 +73,7 @@ class Bucket(Storage):
             raise OSError(str(error) or type(error).__name__) from error
 
     def cache(self, name: str, raw: bytes) -> None:
-        """Keep a file here, where there is room for it."""
+        """Keep a file here, if there is room for it."""
         if name in self.cached or sum(self.cached.values()) + len(raw) > _MAX_CACHED_BYTES:
             return
         with suppress(OSError, DrossError):  # no room here either: it is fetched again

@@ -225,7 +225,7 @@ class RecordingMixin:
 
 
 class _OneArgument:
-    """The user's losses(outputs, labels): one tensor of labels where there is one."""
+    """The user's losses(outputs, labels): one tensor of labels if there is one."""
 
     def __init__(self, losses: Callable[[Any, Any], Tensor]):
         self.losses = losses
