@@ -19,7 +19,7 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
     project = add_checks(make_project(tmp_path / "p", kind, 60))
     with serve_in_thread(project) as server, visit(browser, server, "&tab=harmful") as page:
         assert page.inner_text("[data-do=keep]").startswith("Keep")
-        assert "Check these 5 labels, about 1 minute." in page.inner_text("#plan-checks")
+        assert "Check these 5 labels (about 1 minute)." in page.inner_text("#plan-checks")
         assert not page.is_visible("#plan-command")
         page.click("#check-labels")
         wait_for_text(page, "found", "5 instances")

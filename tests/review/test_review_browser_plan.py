@@ -86,12 +86,12 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         page.keyboard.press("k")
         wait_for_decision(page, first, "keep")
         assert item.locator(".decision").text_content() == "Keep"
-        wait_for_text(page, "plan-state", "0 of 10 decided as recommended, 1 otherwise")
+        wait_for_text(page, "plan-state", "0 of 10 decided as recommended, 1 differently")
         page.keyboard.press("t")
         wait_for_text(page, "plan-state", "Accepted: 9 instances decided")
         reload(page)
         assert page.get_attribute("[data-tab=plan]", "aria-current") == "page"
-        wait_for_text(page, "plan-state", "9 of 10 decided as recommended, 1 otherwise")
+        wait_for_text(page, "plan-state", "9 of 10 decided as recommended, 1 differently")
 
 
 def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):

@@ -63,7 +63,7 @@ def test_why_says_what_is_wrong_and_what_to_do(fresh):
         in repeated["sentences"][0]["text"]
     )
     (copy,) = leaked["copies"]
-    assert (copy["part"], copy["id"], copy["how"]) == ("test", 4, "test part, the same")
+    assert (copy["part"], copy["id"], copy["how"]) == ("test", 4, "test set, the same")
     assert copy["brief"] == "Every cell is the same."
     assert repeated["copies"][0]["brief"].startswith(f"age {fresh.content.at[3, 'age']}, ")
 
