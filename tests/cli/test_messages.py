@@ -124,7 +124,7 @@ ODD = {  # name of the file: its content, further options, what is said
     "n.csv": (LABELS, "--label when", "'when' has 90 different dates"),
     "o.csv": (LABELS, "--label uuid", "'uuid' has 90 different values for 90 instances"),
     "p.csv": (MANY, "--label code", "'code' has 1,500 different values for 9,000 instances"),
-    "q.csv": ("<!DOCTYPE html><p>Sign in", "", "q.csv is a web page (HTML), not a table. Was the"),
+    "q.csv": ("<!DOCTYPE html><p>Sign in", "", "q.csv is a web page (HTML), not a table. Check that"),
     "r.xls": ("<html><table>", "", "Open it in a spreadsheet program and save it as CSV or Excel."),
     "s.xls": (PEOPLE, "", "s.xls is a text file, not an Excel workbook. Rename it to s.csv."),
     "t.csv": (

@@ -216,8 +216,10 @@ _SAVE_PAGE = "Open it in a spreadsheet program and save it as CSV or Excel."
 _MARKUP = {
     b"%pdf-": Kind("a PDF document", "Copy its table into a CSV file or an Excel workbook."),
     b"{\\rtf": Kind("a text document (RTF)", f"{_AS_CSV}."),
-    b"<!doctype html": Kind("a web page (HTML)", "Was the download a login or error page?"),
-    b"<html": Kind("a web page (HTML)", "Was the download a login or error page?"),
+    b"<!doctype html": Kind(
+        "a web page (HTML)", "Check that the download is not a login or error page."
+    ),
+    b"<html": Kind("a web page (HTML)", "Check that the download is not a login or error page."),
     b"<table": Kind("a web page (HTML)", _SAVE_PAGE),
     b"<?xml": Kind("an XML document", "Open it in a spreadsheet program and save it as CSV."),
 }

@@ -119,10 +119,10 @@ def clean(
         model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
             of `linear` and `mlp` is better; for images and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
-        labels: how the labels came about. `annotated`: somebody judged each instance, and careful
-            people would nearly always agree (topics, objects in images). `observed`: they are what
-            happened (income, survival, default), so equal instances can differ. By default
-            `annotated` for images and texts, and `observed` otherwise.
+        labels: how the labels came about. `annotated`: people assigned them, and careful people
+            would nearly always agree (topics, objects in images). `observed`: they record what
+            happened (income, survival, default), so equal instances can have different labels. By
+            default `annotated` for images and texts, and `observed` otherwise.
         repeats: how many independent runs the scores are averaged over.
         lr, epochs, batch_size: for training. By default a search finds the learning rate and the
             epochs.
