@@ -148,7 +148,7 @@ ODD = {  # name of the file: its content, further options, what is said
     "D.csv": (b"\x80\x04\x95\0", "", "D.csv is a Python pickle, not a table. dross opens none"),
     "E.csv": (PEOPLE, "--label income --sheet Data", "which has no sheets. Leave out --sheet."),
     "F.csv": (PEOPLE, "--label income --test a.csv", "There is no file a.csv."),
-    "H.csv": (PEOPLE, "--label income --features H.csv", "H.csv holds no features. Features must"),
+    "H.csv": (PEOPLE, "--label income --features H.csv", "H.csv contains no features. Features must"),
     "I.csv": (
         "x,до\n1,ж\n".encode("cp1251"),
         "--label y",
