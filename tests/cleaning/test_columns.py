@@ -87,3 +87,45 @@ def test_of_thousands_of_columns_the_first_are_named():
     assert len(lines) < 40 and max(map(len, lines)) < 400
     assert lines[0].startswith("Numbers: n0, n1, ") and lines[0].endswith(" and 2,970 more.")
     assert "2,970 more columns are ignored." in lines
+
+
+def test_every_input_is_that_of_one_column():
+    rng = np.random.default_rng(0)
+    content = pandas.DataFrame(
+        {
+            "kind": rng.choice(
+                list("abcdefgh"), 300, p=[0.4, 0.3, 0.2, 0.09, 0.003, 0.003, 0.002, 0.002]
+            ),
+            "size": np.where(np.arange(300) % 9 == 0, np.nan, rng.normal(size=300)),
+            "when": pandas.date_range("2024-01-01", periods=300).astype(str),
+            "other": rng.normal(size=300),
+        }
+    ).astype(object)
+    encoder = TableEncoder(
+        content,
+        [
+            Column(n, k)
+            for n, k in (
+                ("kind", "category"),
+                ("size", "number"),
+                ("when", "date"),
+                ("other", "number"),
+            )
+        ],
+    )
+    x = encoder(content)
+    owner = encoder.column_of_input
+    assert len(owner) == x.shape[1] and set(owner) == {0, 1, 2, 3}
+    assert (owner == 1).sum() == 2 and (owner == 2).sum() == 3  # a number and a flag; a date
+    for place, column in enumerate(encoder.columns):
+        changed = content.copy()
+        changed[column.name] = content[column.name].iloc[::-1].to_numpy()
+        moved = (encoder(changed) != x).any(0).numpy()
+        assert moved.any() and (owner[moved] == place).all()
+
+
+@pytest.mark.parametrize("kind", ["category", "number"])
+def test_the_inputs_of_columns_of_one_kind(kind):
+    content = pandas.DataFrame({"a": ["1", "2"] * 20, "b": ["3", "4", "5", "5"] * 10})
+    encoder = TableEncoder(content, [Column("a", kind), Column("b", kind)])
+    assert len(encoder.column_of_input) == encoder(content).shape[1]

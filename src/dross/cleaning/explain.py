@@ -326,26 +326,28 @@ def _find_telling_columns(
     if not isinstance(encoder, TableEncoder):
         return []
     rows = train.iloc[ids]
-    if encoder(rows.head(1)).shape[1:] != data.x["train"].shape[1:]:
+    x = encoder(rows)
+    if x.shape[1:] != data.x["train"].shape[1:]:
         return []
     objective, state = trained
 
-    def answer(content: Frame) -> Tensor:
+    def answer(x: Tensor) -> Tensor:
         with objective.evaluating(), torch.no_grad():
-            x = encoder(content).to(state.theta)
-            outputs = objective.predict(state.theta, state.buffers, x).cpu()
+            outputs = objective.predict(state.theta, state.buffers, x.to(state.theta)).cpu()
         if data.source.task is REGRESSION:
             return outputs[:, 0]
         return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
 
-    as_is = answer(rows)
-    lost = []
+    usual = rows.head(1).copy()
     for column in encoder.columns:
         cells = train[column.name]
         is_number = column.kind == "number"
-        usual = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
-        changed = rows.copy()
-        changed[column.name] = usual
-        lost.append(as_is - answer(changed))
+        usual[column.name] = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
+    replaced = encoder(usual)
+    column_of_input = torch.from_numpy(encoder.column_of_input)
+    as_is = answer(x)
+    lost = []
+    for place in range(len(encoder.columns)):
+        lost.append(as_is - answer(torch.where(column_of_input == place, replaced, x)))
     names = [column.name for column in encoder.columns]
     return _strongest(torch.stack(lost, 1), names, _MAX_COLUMNS)

@@ -300,6 +300,23 @@ class TableEncoder:
         """The columns on a logarithmic scale."""
         return list(self._scales)
 
+    @property
+    def column_of_input(self) -> np.ndarray:
+        """The column that each input comes from, int64 [inputs]: a position in `columns`."""
+        (_, _, numeric), (_, _, textual) = self._transform.transformers_
+        fitted = self._transform.named_transformers_
+        names = list(numeric)
+        if numeric:
+            names += [numeric[k] for k in fitted["numbers"][0].indicator_.features_]
+        if textual:
+            known = fitted["categories"].categories_
+            rare = fitted["categories"].infrequent_categories_
+            for name, categories, merged in zip(textual, known, rare, strict=True):
+                others = 0 if merged is None else len(merged) - 1  # they share one input
+                names += [name] * (len(categories) - others)
+        place = {name: k for k, column in enumerate(self.columns) for name in _parsed_names(column)}
+        return np.array([place[name] for name in names])
+
     def __call__(self, content: Frame) -> torch.Tensor:
         """Encode rows; numbers far from the mean are cut off."""
         with warnings.catch_warnings():
@@ -314,6 +331,7 @@ class TableEncoder:
         for column in self.columns:
             name = column.name
             cells = content[name]
+            names = _parsed_names(column)
             if column.kind == "number":
                 parsed[name] = parse_finite(cells)
                 if name in self._scales:
@@ -321,14 +339,24 @@ class TableEncoder:
                     distances = (parsed[name] - median) / scale
                     parsed[name] = np.sign(distances) * np.log1p(np.abs(distances))
             elif column.kind == "category":
-                parsed[_CATEGORY + name] = as_text(cells).fillna("(missing)")
+                parsed[names[0]] = as_text(cells).fillna("(missing)")
             else:
                 dates = _to_dates(cells)
                 since = dates - pandas.Timestamp("2000-01-01", tz="UTC")
-                parsed[f"{name} day"] = since.dt.total_seconds() / 86400
-                parsed[f"{name} month"] = dates.dt.month.astype(float)
-                parsed[f"{name} weekday"] = dates.dt.day_of_week.astype(float)
+                day, month, weekday = names
+                parsed[day] = since.dt.total_seconds() / 86400
+                parsed[month] = dates.dt.month.astype(float)
+                parsed[weekday] = dates.dt.day_of_week.astype(float)
         return pandas.DataFrame(parsed)
+
+
+def _parsed_names(column: Column) -> list[str]:
+    """The names of what `TableEncoder` makes of a column."""
+    if column.kind == "number":
+        return [column.name]
+    if column.kind == "category":
+        return [_CATEGORY + column.name]
+    return [f"{column.name} {part}" for part in ("day", "month", "weekday")]
 
 
 def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
