@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+import pandas
 
 from dross._figures import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
-from dross._io import write_table
 
 from ..tables import merge_rows
 from .measures import COLUMNS, load_scores, measure_agreement
@@ -43,10 +43,11 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
     rows = [row for problem in models for row in collect_rows(problem)]
     if not rows:
         raise SystemExit(f"There is nothing in {folder} yet: run the comparison first.")
-    write_table(target / "peers.csv", rows)
+    pandas.DataFrame(rows).to_csv(target / "peers.csv", index=False)
     duels = [(problem, load_result(problem, "duel")) for problem in models]
     costs = [row for problem, result in duels for row in duel_rows(problem, result)]
-    write_table(target / "peers-magic.csv", costs or [{"model": ""}])
+    magic = pandas.DataFrame(costs, columns=None if costs else ["model"])
+    magic.to_csv(target / "peers-magic.csv", index=False)
     save_svg(figure(models, rows), target / "peers.svg")
     written = "\n".join([BEGIN, "", *duel_table(duels), *summary_table(rows), END])
     page = target / "peers.md"

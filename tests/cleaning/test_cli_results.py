@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
+from dross.cli.output import print_findings
 from tests.cleaning.made_inputs import other_parts
 
 
@@ -100,3 +103,14 @@ def test_the_shell_can_complete_commands_and_options(tmp_path):
         text=True,
     )
     assert "complete" in install.stdout, install
+
+
+def test_commands_to_copy_are_quoted(little, tmp_path, capsys):
+    folder = tmp_path / "Teile Lager"
+    shutil.copytree(little, folder)
+    print_findings(dross.Project.open(folder))
+    said = capsys.readouterr().out
+    (line,) = [
+        line for line in said.splitlines() if "dross review" in line and str(tmp_path) in line
+    ]
+    assert shlex.split(line)[-1] == str(folder)

@@ -124,7 +124,11 @@ ODD = {  # name of the file: its content, further options, what is said
     "n.csv": (LABELS, "--label when", "'when' has 90 different dates"),
     "o.csv": (LABELS, "--label uuid", "'uuid' has 90 different values for 90 instances"),
     "p.csv": (MANY, "--label code", "'code' has 1,500 different values for 9,000 instances"),
-    "q.csv": ("<!DOCTYPE html><p>Sign in", "", "q.csv is a web page (HTML), not a table. Check that"),
+    "q.csv": (
+        "<!DOCTYPE html><p>Sign in",
+        "",
+        "q.csv is a web page (HTML), not a table. Check that",
+    ),
     "r.xls": ("<html><table>", "", "Open it in a spreadsheet program and save it as CSV or Excel."),
     "s.xls": (PEOPLE, "", "s.xls is a text file, not an Excel workbook. Rename it to s.csv."),
     "t.csv": (
@@ -148,7 +152,11 @@ ODD = {  # name of the file: its content, further options, what is said
     "D.csv": (b"\x80\x04\x95\0", "", "D.csv is a Python pickle, not a table. dross opens none"),
     "E.csv": (PEOPLE, "--label income --sheet Data", "which has no sheets. Leave out --sheet."),
     "F.csv": (PEOPLE, "--label income --test a.csv", "There is no file a.csv."),
-    "H.csv": (PEOPLE, "--label income --features H.csv", "H.csv contains no features. Features must"),
+    "H.csv": (
+        PEOPLE,
+        "--label income --features H.csv",
+        "H.csv contains no features. Features must",
+    ),
     "I.csv": (
         "x,до\n1,ж\n".encode("cp1251"),
         "--label y",

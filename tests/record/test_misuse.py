@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import dross
 from dross.errors import DrossError, InvalidInput
+from dross.record import recorder
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
@@ -288,3 +289,14 @@ def test_a_run_is_asked_without_gradients(train):
     for ask in asked:
         with pytest.raises(InvalidInput, match=r"inference_mode\(\)"), torch.inference_mode():
             ask()
+
+
+def test_a_recorder_that_was_refused_has_nothing_to_save(tmp_path):
+    model = nn.Linear(4, 3)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidInput) as caught:
+        dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "taken")
+    assert caught.traceback  # which keeps the recorder alive until the interpreter ends
+    recorder._save_all()

@@ -3,6 +3,7 @@
 Slow imports are made by the command that needs them: `dross --help` needs none.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +67,8 @@ def demo(
     )
     print_verdict(result.verdict)
     folder = result.project.folder
-    say_path(f"\nRead the report: {folder / 'report.html'}\nReview it:       dross review {folder}")
+    say_path(f"\nRead the report: {folder / 'report.html'}")
+    say_path(f"Review it:       dross review {shlex.quote(str(folder))}")
 
 
 @command(app, examples=option.CLEAN_EXAMPLES)

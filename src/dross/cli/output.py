@@ -134,13 +134,14 @@ def print_findings(project: "Project") -> None:
     for sentence in list_findings(project.info, project.table):
         say(sentence)
     folder = project.folder
+    quoted = shlex.quote(str(folder))  # to be copied
     labels = project.info.checked_labels
     asks = labels is not None and labels.to_check
     console.print()
     say_path(f"{'Read the report:':<20}{folder / 'report.html'}")
-    say_path(f"{'Check the labels:' if asks else 'Review it:':<20}dross review {folder}")
+    say_path(f"{'Check the labels:' if asks else 'Review it:':<20}dross review {quoted}")
     if project.recommended is not None or project.current_decisions():
-        say_path(f"{'Does it help?':<20}dross judge {folder}")
+        say_path(f"{'Does it help?':<20}dross judge {quoted}")
 
 
 def print_verdict(verdict: "Verdict") -> None:

@@ -157,7 +157,6 @@ class Recorder:
         seed = check_whole(seed, "seed")
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # it must not listen to the same optimizer
-        _RECORDERS[id(optimizer)] = self
         called = model
         model = unwrap_model(ddp.bare_module(called))
         device, dtype = device_and_dtype(model)
@@ -196,7 +195,9 @@ class Recorder:
         self._listeners = ExitStack()
         self._closed = False
         self._tape.restore()
-        self._listen(scaler)  # last: a recorder that could not be made listens to nothing
+        # last: a recorder that could not be made listens to nothing, and has nothing to save
+        self._listen(scaler)
+        _RECORDERS[id(optimizer)] = self
         if wants_resume and self._loop.ranks.rank == 0:
             left = (
                 f"The run in {path} continues at step {self.steps}: the earlier steps are on the "

@@ -589,8 +589,9 @@ class GradientWatch:
             if self.versions.get(p) != _mark(p.grad):
                 raise NotSupported(
                     f"The gradient of '{name}' was changed between backward() and optimizer.step() "
-                    f"at step {step}. Clip with recorder.clip_grad_norm_ or "
-                    "recorder.clip_grad_value_, and pass a GradScaler to the recorder: "
+                    f"at step {step}. Clip with "
+                    "recorder.clip_grad_norm_(max_norm) or recorder.clip_grad_value_(limit), which "
+                    "take no parameters, and pass a GradScaler to the recorder: "
                     "dross.Recorder(..., scaler=scaler). Gradient noise is not supported."
                 )
 
