@@ -1,6 +1,7 @@
 """Runs that were interrupted continue where they were recorded."""
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -231,3 +232,39 @@ def test_an_abandoned_recorder_does_no_harm(tmp_path):
     with pytest.raises(InvalidInput, match="Another run"):
         second._save_what_there_is()  # what happens at exit
     assert Tape(tmp_path / "mine").steps == 4 and Tape(tmp_path / "mine").complete
+
+
+def _steps(folder, count, *, lr, momentum=0.9, catch_up=False, resume=False):
+    """Some steps of a loop whose learning rate is halved after every step."""
+    p = problem("mlp", "sgd")
+    model, _ = p.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=folder, resume=resume)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    if catch_up:
+        for _ in range(recorder.steps):
+            schedule.step()
+    for ids in p.batches[recorder.steps :][:count]:
+        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+        schedule.step()
+    recorder._save_what_there_is()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(
+    ("again", "suspicious"),
+    [
+        ({"lr": 0.1, "catch_up": True}, []),
+        ({"lr": 0.1}, ["lr 0.1 (the last recorded step used 0.025)"]),
+        ({"lr": 0.1, "catch_up": True, "momentum": 0.3}, ["momentum 0.3 (the last recorded"]),
+    ],
+)
+def test_a_schedule_that_starts_again_is_named(tmp_path, again, suspicious):
+    _steps(tmp_path / "t", 3, lr=0.1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _steps(tmp_path / "t", 2, resume=True, **again)
+    told = [str(one.message) for one in said if "the first after the resume" in str(one.message)]
+    assert len(told) == len(suspicious)
+    for message, part in zip(told, suspicious, strict=True):
+        assert message.startswith("Step 3, ") and part in message

@@ -1,11 +1,13 @@
 """What a user's loop trains, and its tape: opened at the first batch, continued, closed."""
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,7 @@ from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
 from ..engine.precision import Autocast, Precision, allowed_kernels
 from ..engine.state import Layout, State, check_signature
-from ..errors import InputChanged, InvalidInput
+from ..errors import DrossWarning, InputChanged, InvalidInput
 from ..tape.format import Manifest, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
@@ -75,6 +77,8 @@ class LoopTape:
         self.is_open = False
         #: of a batch's tensors in memory; None until the first one comes
         self.orders: Orders | None = None if earlier is None else earlier.orders
+        #: the hyperparameters of the first and the last step on a tape that is continued
+        self._earlier_hyperparams: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def steps(self) -> int:
@@ -115,6 +119,36 @@ class LoopTape:
         state = tape.end_state().map(lambda t: t.to(loop.device))
         binding = TorchBinding(loop.model, loop.optimizer, layout, pure)
         binding.write(state, slots=bool(manifest.steps))
+        if manifest.steps:
+            ends = (tape.step(tape.first), tape.step(manifest.steps - 1))
+            self._earlier_hyperparams = (ends[0].hyperparams, ends[1].hyperparams)
+
+    def check_continued(self, hyperparams: np.ndarray) -> None:
+        """Warn if the first step after a resume looks as if its schedule had not been restored.
+
+        The tape cannot restore it: a scheduler changes the optimizer from outside. A value is
+        suspicious if it did not change on the tape and does now, or if it is that of step 0 again.
+        """
+        if self._earlier_hyperparams is None:
+            return
+        first, last = self._earlier_hyperparams
+        self._earlier_hyperparams = None
+        suspicious = (hyperparams != last) & ((first == last) | (hyperparams == first))
+        columns = self.binding.optimizer.columns
+        changed = [
+            f"{columns[column]} {hyperparams[group, column]:g} (the last recorded step used "
+            f"{last[group, column]:g})"
+            for group, column in np.argwhere(suspicious)
+        ]
+        if changed and self.loop.ranks.rank == 0:
+            warnings.warn(
+                f"Step {self.steps}, the first after the resume, uses {', '.join(changed[:4])}. "
+                "If this is not intended, restore the optimizer's settings and its learning rate "
+                "scheduler before the first step: load their state, or call scheduler.step() "
+                "`recorder.steps` times.",
+                DrossWarning,
+                stacklevel=2,
+            )
 
     def open(self, batch: Batch, cast: Autocast | None) -> None:
         """Inspect the model with its first batch, and begin or continue the tape.

@@ -389,6 +389,7 @@ class StepWatch:
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         all_micros, opens = ddp.gather_micro_batches(ranks, own, writer.opens_segment())
         step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
+        self.tape.check_continued(step.hyperparams)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
         batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs if opens]
