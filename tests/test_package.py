@@ -125,7 +125,7 @@ def test_info_describes_a_recorded_run(demo):
     result = CliRunner().invoke(cli.app, ["info", str(tape)], catch_exceptions=False)
     with pytest.raises(errors.InvalidInput, match=r"Pass one of its recorded runs: .*run-0"):
         CliRunner().invoke(cli.app, ["info", str(folder)], catch_exceptions=False)
-    for part in ("4,810 parameters", "(complete)", "all intact"):
+    for part in ("4,810 trainable parameters", "(complete)", "all intact"):
         assert part in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
 

@@ -40,7 +40,7 @@ def test_a_poor_agreement_of_runs_is_said_in_a_sentence(cancer):
     assert [line for line in poor if line not in usual] == [
         warn_of_disagreement(with_agreement(0.21))
     ]
-    assert "rank correlation 0.21" in str(poor) and "`repeats`" in str(poor)
+    assert "halves of the runs is 0.21" in str(poor) and "`repeats`" in str(poor)
     for unknown in (None, 0.34, 0.6):
         assert warn_of_disagreement(with_agreement(unknown)) is None
     shown = Project(project.folder, with_agreement(0.1))

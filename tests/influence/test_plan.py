@@ -89,4 +89,4 @@ def test_a_plan_fits_on_eighty_columns(record):
     plan = run.plan(dross.losses((p.X_val, p.Y_val)))
     assert max(map(len, str(plan).splitlines())) <= 80 and len(repr(plan)) <= 80
     assert plan.seconds > 0 and plan.training_steps > 1
-    assert "taken again" in str(plan) and "to read" in str(plan)
+    assert "replayed" in str(plan) and "to read" in str(plan)

@@ -153,7 +153,7 @@ class OtherWhenFused(Attends):
 def test_kernels_that_are_far_apart_are_told(tmp_path):
     p = attention_problem()
     p.model = lambda: OtherWhenFused().double()
-    with pytest.warns(DrossWarning, match=r"by \S+ %; rounding explains \S+ %.*To have"):
+    with pytest.warns(DrossWarning, match=r"by \S+ %; rounding explains \S+ %.*To get exact"):
         recorded_loop(p, tmp_path / "t")
 
 
