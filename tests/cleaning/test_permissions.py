@@ -1,6 +1,7 @@
 """Files and folders that another user may not read or write: each is a sentence."""
 
 import importlib
+import os
 import tempfile
 from contextlib import contextmanager
 
