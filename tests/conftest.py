@@ -1,12 +1,14 @@
 """Fixtures that tests of several folders use."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import dross
+from dross.cli.app import main
 from tests.oracles import Problem, orthogonalize
 from tests.zoo import HAS_MUON
 
@@ -65,3 +67,17 @@ def shared_oracle():
             "them)"
         )
     return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Gives a command; the exit code, and what was printed as one line."""
+
+    def give(*words):
+        monkeypatch.setattr(sys, "argv", ["dross", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, " ".join((printed.out + printed.err).split())
+
+    return give

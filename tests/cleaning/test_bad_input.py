@@ -12,24 +12,9 @@ from dross._figures import encode_png
 from dross.cleaning.findings import describe_recommendation
 from dross.cleaning.plans import Edits, PlanResult, Recommendation, class_effects
 from dross.cleaning.project import Project
-from dross.cli.app import main
 from tests.cleaning.made_inputs import QUICK, small_table
 
 FEW = QUICK | {"repeats": 1, "epochs": 4, "check": 2, "model": "linear"}
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Gives a command; the exit code, and what was printed as one line."""
-
-    def give(*words):
-        monkeypatch.setattr(sys, "argv", ["dross", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, " ".join((printed.out + printed.err).split())
-
-    return give
 
 
 @pytest.fixture

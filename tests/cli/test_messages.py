@@ -9,24 +9,15 @@ import pytest
 
 import dross.cli  # noqa: F401
 from dross.cleaning.inputs import Request, prepare
-from dross.cli.app import main
 from dross.cli.output import name_options
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Gives a command in an empty folder; the exit code, and what was printed as one line."""
+def run(run, monkeypatch, tmp_path):
+    """The same in an empty folder, on a wide terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
-
-    def give(*words):
-        monkeypatch.setattr(sys, "argv", ["dross", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, " ".join((printed.out + printed.err).split())
-
-    return give
+    return run
 
 
 @pytest.mark.parametrize(

@@ -15,27 +15,11 @@ import dross
 from dross import finetune
 from dross.cleaning.chats import copy_chats, read_chats
 from dross.cleaning.modality import RowEdits
-from dross.cli.app import main
 from dross.errors import InvalidInput, NotSupported
 from dross.finetune.clean import Cost, check_affordable
 from dross.finetune.examples import encode_chats
 from dross.finetune.model import ChatOptions, load
 from tests.finetune.tiny import make_rows, save_model, write_rows
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Gives a command; the exit code, and what was printed as one line."""
-
-    def give(*words):
-        monkeypatch.setattr(sys, "argv", ["dross", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, " ".join((printed.out + printed.err).split())
-
-    return give
-
 
 # --- the file ---
 

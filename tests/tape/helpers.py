@@ -2,6 +2,13 @@
 
 import dross
 
+KEEP_SMALL = (  # one strategy of each kind, for the short runs of the problems
+    dross.tape.EveryStep(),
+    dross.tape.Checkpoints(every=4),
+    dross.tape.LastEpochs(2),
+    dross.tape.Budget(60_000),
+)
+
 
 def train(p, folder, **options):
     """Record a problem without the options that the `record` fixture adds."""

@@ -16,7 +16,7 @@ import torch
 import dross
 from dross.errors import DrossError
 from dross.tape.reader import Tape
-from tests.tape.helpers import reopen, train
+from tests.tape.helpers import KEEP_SMALL, reopen, train
 from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
@@ -43,15 +43,7 @@ def final(run):
     return run.recording.state_at(run.steps)
 
 
-@pytest.mark.parametrize(
-    "keep",
-    [
-        dross.tape.EveryStep(),
-        dross.tape.Checkpoints(every=4),
-        dross.tape.LastEpochs(2),
-        dross.tape.Budget(60_000),
-    ],
-)
+@pytest.mark.parametrize("keep", KEEP_SMALL)
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
     p = problem("dropout", "adam", epochs=4)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import dross
 from dross.tape import writer
 from dross.tape.reader import Tape, describe_tape
-from tests.tape.helpers import train
+from tests.tape.helpers import KEEP_SMALL, train
 from tests.tape.killed_loop import KEEP
 from tests.tape.killed_loop import train as run_loop
 from tests.zoo import problem
@@ -75,15 +75,7 @@ def copy_at_every_step(monkeypatch):
     monkeypatch.setattr(writer, "seconds_between_copies", lambda took: 0.0)
 
 
-@pytest.mark.parametrize(
-    "keep",
-    [
-        dross.tape.EveryStep(),
-        dross.tape.Checkpoints(every=4),
-        dross.tape.LastEpochs(2),
-        dross.tape.Budget(60_000),
-    ],
-)
+@pytest.mark.parametrize("keep", KEEP_SMALL)
 def test_copies_leave_the_files_of_a_run_as_they_are(tmp_path, monkeypatch, keep):
     p = problem("dropout", "adam", epochs=4)
     options = {"keep": keep, "epochs": p.epochs}
