@@ -1,10 +1,12 @@
 """What can be asked, and what is refused."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
 import dross
@@ -166,6 +168,56 @@ def test_functions_that_are_no_queries(case, what):
     fn, sentence = BAD[what]
     with pytest.raises(InvalidInput, match=sentence):
         case[1].influence(dross.query(fn))
+
+
+class TestLiveModels:
+    """A function that calls the model itself would have the same value at every recorded step."""
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda model, params, x: model(x).mean(),
+            lambda model, params, x: model(x).argmax(1).double(),
+            lambda model, params, x: model[0].weight.sum() + params["0.weight"].sum(),
+            lambda model, params, x: torch.stack([params["0.weight"].sum(), model(x).mean()]),
+            lambda model, params, x: model[0].weight.data.sum() * params["0.weight"].sum(),
+        ],
+    )
+    def test_refused_wherever_a_query_is_evaluated(self, record, use):
+        p = problem("mlp", "sgd")
+        run = record(p)
+        model = run.recording.objective.model
+        query = dross.query(lambda params, _: use(model, params, p.X_val))
+        without = run.counterfactual([[0]])
+        for evaluate in (
+            lambda: run.influence(query),
+            lambda: run.evaluate(query),
+            lambda: run.leave_one_out(query, [0]),
+            lambda: without.evaluate(query),
+        ):
+            with pytest.raises(InvalidInput, match=r"uses the live model.*functional_call\(model"):
+                evaluate()
+
+    def test_a_copy_alone_is_no_query_of_the_run(self, record):
+        p = problem("mlp", "sgd")
+        run = record(p)
+        copy = deepcopy(run.recording.objective.model)
+        with pytest.raises(InvalidInput, match="does not depend on the parameters that it is pas"):
+            run.influence(dross.query(lambda params, _: copy(p.X_val).mean()))
+
+    @pytest.mark.parametrize("name", ["batchnorm", "tied", "attention"])
+    def test_a_functional_call_of_the_model_is_none(self, record, name):
+        p = problem(name, "sgd")
+        run = record(p)
+        model = run.recording.objective.model
+        x = p.X_val
+
+        def mean_of_first(params, buffers):
+            return functional_call(model, (params, buffers), (x,))[:, 0].mean()
+
+        found = run.influence(dross.query(mean_of_first)).values
+        expected = run.influence(dross.outputs(x, index=0)).values.mean(0)
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-13)
 
 
 class TestWhatIsNotFinite:

@@ -87,6 +87,17 @@ def test_bad_input(trained, changes, message, tmp_path):
     assert not (tmp_path / "t" / "manifest.json").exists()  # nothing half-made is left behind
 
 
+@pytest.mark.parametrize("what", ["penalty", "loss"])
+def test_a_function_of_the_live_model(trained, what):
+    """Its derivative would be 0: the parameters that it uses are not those of the step."""
+    model, optimizer = problem("mlp", "sgd").start()
+    penalty = lambda params: model[0].weight.square().sum()
+    loss = lambda outputs, y: F.cross_entropy(outputs, y, reduction="none") + penalty({})
+    changes = {"penalty": penalty} if what == "penalty" else {"loss": loss}
+    with pytest.raises(InvalidInput, match="uses parameters of the live model"):
+        trained(model=model, optimizer=optimizer, **changes)
+
+
 def test_labels_out_of_range_anywhere(trained):
     p = problem("mlp", "sgd")
     p.Y[-1] = 3  # an instance that no batch uses first

@@ -15,6 +15,7 @@ from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import DrossError, DrossWarning, InvalidInput, NotSupported, first_line
 from .autodiff import call_model, probe_direction, refuse_inference_mode
+from .live import RefuseLive
 from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
 from .norms import statistics_of
 from .objective import Objective, Penalty
@@ -22,6 +23,12 @@ from .optim import Optimizer, read_optimizer
 from .precision import MATH, STRICT, PassNotes, Precision, use_arithmetic
 from .state import Layout
 from .tolerance import ROUNDING, is_close
+
+_LIVE = (
+    "The loss or the penalty uses parameters of the live model, which are not those of the step "
+    "that is replayed. Let the model return everything that the loss needs, and compute "
+    "penalty(params) from `params`."
+)
 
 
 def inspect_run(
@@ -47,7 +54,9 @@ def inspect_run(
     loss_name, loss_function = find_loss(loss)
     nothing = Layout.of_groups({}, [])
     bare = Objective(model, nothing, loss_function, loss_name, penalty, precision=precision)
-    objective, groups = complete_objective(bare, optimizer, _run_first_batch(bare, x, y))
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    first_batch = _run_first_batch(bare, x, y, trained)
+    objective, groups = complete_objective(bare, optimizer, first_batch)
     description = read_optimizer(optimizer, groups)
     check_second_derivative(objective, x, y)
     _warn_of_held_buffers(objective)
@@ -209,7 +218,7 @@ def complete_objective(
     return objective, [optimizer.param_groups[k] for k in kept]
 
 
-def _run_first_batch(bare: Objective, x: Any, y: Any) -> FirstBatch:
+def _run_first_batch(bare: Objective, x: Any, y: Any, trained: list[Tensor]) -> FirstBatch:
     """bare: an objective that does not know yet which parameters train."""
     model = bare.model
     parameters = {
@@ -218,11 +227,14 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> FirstBatch:
     named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
     frozen = {name: (p, p._version) for name, p in model.named_parameters() if name not in named}
 
+    refuse_live = RefuseLive(trained, _LIVE)
+
     def losses_of(outputs: Any) -> Tensor:
         _check_frozen(frozen)
-        losses = _compute_losses(bare, outputs, y)
-        if bare.penalty is not None:
-            losses = losses + bare.penalty_at(parameters)
+        with refuse_live:
+            losses = _compute_losses(bare, outputs, y)
+            if bare.penalty is not None:
+                losses = losses + bare.penalty_at(parameters)
         check_differentiable(losses)
         return losses
 

@@ -5,7 +5,7 @@ parts, so that a large validation set is never in memory at once. The parts are 
 put one after the other (one query each).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from .._checks import check_number, check_signature
 from ..data.dataset import Instances
 from ..engine.autodiff import batched_vjp, refuse_inference_mode, widen
+from ..engine.live import RefuseLive, depends_on
 from ..engine.losses import bound_losses, check_labels, check_per_instance
 from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
@@ -29,6 +30,10 @@ Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
 QueryPart = tuple[int, Function]  # how many instances it looks at, and what it computes
 
+_FUNCTIONAL = (
+    "Write fn(params, buffers), and call a model with torch.func.functional_call(model, "
+    "(params, buffers), (x,)): model(x) uses the model's own weights, not those of the recorded run."
+)
 _CHUNK = 1024  # instances in memory at once
 _QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
 _MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are queried
@@ -138,7 +143,7 @@ class Query:
                 with torch.enable_grad():
                     value = _check_value(self.name, self._run(fn, theta, {**rest, **leaves}))
                     flat = value.reshape(-1)
-                _check_gradient(self.name, value)
+                _check_gradient(self.name, value, [theta, *leaves.values()])
                 if not torch.isfinite(value).all():
                     raise self._not_finite(objective, state)
                 values.append(torch.tensor(value.tolist(), dtype=torch.float64))
@@ -218,13 +223,17 @@ def _check_value(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def _check_gradient(name: str, value: Tensor) -> None:
-    """Refuse a value without a derivative."""
+def _check_gradient(name: str, value: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Refuse a value without a derivative with respect to these leaves."""
     if not value.requires_grad:
         raise InvalidInput(
             f"The query {name} does not depend on the model's parameters: its result does not "
             "require a gradient. Compute it from `params`, without detach(), item(), argmax or "
             "torch.no_grad()."
+        )
+    if not depends_on(value, inputs):
+        raise InvalidInput(
+            f"The query {name} does not depend on the parameters that it is passed. {_FUNCTIONAL}"
         )
 
 
@@ -375,36 +384,47 @@ def outputs(data: Any, index: int | None = None) -> Query:
 def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
     """Any differentiable function of the model.
 
-        dross.query(lambda params, buffers: sum(p.square().sum() for p in params.values()))
+        def confidence(params, buffers):
+            outputs = torch.func.functional_call(model, (params, buffers), (x,))
+            return outputs.softmax(1)[:, 3].mean()
+
+        scores = run.influence(dross.query(confidence))
 
     Arguments:
         fn: fn(params, buffers) -> a scalar or a vector [Q]; both arguments are dicts of
-            name -> tensor. The model is in eval mode.
+            name -> tensor. The model is in eval mode. fn must not call the model itself, which has
+            weights of its own.
 
     Returns:
         A query of as many numbers as fn returns.
 
     Raises:
         InvalidInput: if fn does not take (params, buffers), or, once the query is evaluated, if it
-            fails or returns something else.
+            fails, returns something else, or uses the model's own weights.
     """
+    name = getattr(fn, "__name__", "query")
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
         constants = objective.layout.constants(objective.model)
         all_buffers = dict(objective.model.named_buffers())
-        frozen = {name: t for name, t in constants.items() if name not in all_buffers}
-        fixed = {name: t for name, t in constants.items() if name in all_buffers}
+        frozen = {key: t for key, t in constants.items() if key not in all_buffers}
+        fixed = {key: t for key, t in constants.items() if key in all_buffers}
+
+        by_name = dict(objective.model.named_parameters())
+        live = [by_name[key] for key in objective.layout.names]
+        refuse_live = RefuseLive(live, f"The query {name} uses the live model. {_FUNCTIONAL}")
 
         def ask(theta: Tensor, buffers: Buffers) -> Tensor:
             params = {**objective.layout.unflatten(theta), **frozen}
-            return fn(params, {**fixed, **buffers})
+            with refuse_live:
+                return fn(params, {**fixed, **buffers})
 
         yield 1, ask
 
     if not callable(fn):
         raise InvalidInput(f"fn must be a function fn(params, buffers), not {fn!r}.")
     check_signature(fn, "fn(params, buffers)", "two dicts of name -> tensor")
-    return Query(getattr(fn, "__name__", "query"), parts, added=False)
+    return Query(name, parts, added=False)
 
 
 OfInstances = Callable[[Objective, Tensor, Buffers, Any, Any], Tensor]
