@@ -65,6 +65,51 @@ def test_threads_come_back_whatever_happens(tmp_path, two_threads):
     assert torch.get_num_threads() == 2
 
 
+class Loop:
+    """A loop in which the gradient of a bias is rounding only: BatchNorm takes it out again."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.X = torch.randn(640, 20)
+        self.Y = torch.randint(0, 3, (640,))
+        layers = nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.after = []
+
+    def run(self, folder, backward):
+        options = {"path": folder, "keep": dross.tape.Checkpoints(every=5)}
+        with dross.Recorder(self.model, "cross_entropy", self.optimizer, **options) as recorder:
+            for ids in torch.randperm(640).split(32):
+                with recorder.step(ids, self.X[ids], self.Y[ids]) as losses:
+                    backward(losses)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                named = self.model.named_parameters()
+                self.after.append({name: p.detach().clone() for name, p in named})
+        return recorder.run((self.X, self.Y))
+
+
+def test_a_replay_takes_the_threads_of_the_loop(tmp_path, two_threads):
+    """Adam makes full steps of rounding errors, which depend on the number of threads."""
+    loop = Loop()
+    run = loop.run(tmp_path / "t", lambda losses: losses.mean().backward())
+    assert run.recording.tape.manifest.threads == 2
+    run.influence(dross.mean_loss((loop.X[:8], loop.Y[:8])))
+    torch.set_num_threads(1)
+    for name, value in run.parameters(18).items():  # from the state at step 15
+        assert torch.equal(value, loop.after[17][name]), name
+
+
+def test_a_step_made_of_rounding_errors_is_explained(tmp_path, two_threads):
+    def in_another_order(losses):
+        (losses[:16].sum() / 32).backward(retain_graph=True)
+        (losses[16:].sum() / 32).backward()
+
+    with pytest.raises(dross.NotSupported, match=r"'0\.bias' is rounding error only.*bias=False"):
+        Loop().run(tmp_path / "t", in_another_order)
+
+
 def test_nobody_decides_outside(two_threads):
     threads.set_threads_for(1)
     assert torch.get_num_threads() == 2

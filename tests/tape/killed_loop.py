@@ -24,8 +24,7 @@ def train(folder, keep, seconds=0.0, **options):
     torch.manual_seed(0)
     X = torch.randn(640, 20)
     Y = torch.randint(0, 3, (640,))
-    # without a bias, whose gradient before BatchNorm is rounding alone: AdamW would step by its sign
-    layers = nn.Linear(20, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)
+    layers = nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)
     model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     batches = torch.randperm(640).split(32) * (STEPS // STEPS_PER_EPOCH)

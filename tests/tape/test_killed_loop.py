@@ -52,7 +52,7 @@ def test_a_killed_loop_keeps_its_steps(tmp_path):
     taken = kill_loop(tmp_path / "killed", "one segment", 0.012, 3.2)
     tape = Tape(tmp_path / "killed")
     tape.check_files()
-    assert 0 < tape.steps < taken[-1][1] < 320 and not tape.complete
+    assert 0 < tape.steps <= taken[-1][1] + 1 < 320 and not tape.complete
     described = describe_tape(tape)["steps"]
     assert described == f"{tape.steps} (interrupted: continue with resume=True)"
     check_same_end(tmp_path / "killed", KEEP["one segment"], tmp_path / "whole")
@@ -64,8 +64,10 @@ def test_a_killed_loop_keeps_its_steps(tmp_path):
 def test_a_killed_loop_loses_the_last_few_seconds(tmp_path, keep):
     taken = kill_loop(tmp_path / "killed", keep, 0.025, 6.0)
     steps = Tape(tmp_path / "killed").steps
-    when = next(when for when, count in taken if count >= steps)
-    assert taken[-1][0] - when < 4
+    # the loop may have been killed after a step was kept and before it was printed
+    killed = taken[-1][0]
+    when = next((when for when, count in taken if count >= steps), killed)
+    assert killed - when < 4
     check_same_end(tmp_path / "killed", KEEP[keep], tmp_path / "whole")
 
 

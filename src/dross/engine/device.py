@@ -222,7 +222,7 @@ _allowed = 1  # the number of threads outside them
 
 @contextmanager
 def manage_threads() -> Iterator[None]:
-    """Inside, `set_threads_for` sets the number of threads. At the end it is what it was before."""
+    """Inside, passes set the number of threads. At the end it is what it was before."""
     global _depth, _allowed
     if _depth == 0:
         _allowed = torch.get_num_threads()
@@ -232,15 +232,20 @@ def manage_threads() -> Iterator[None]:
     finally:
         _depth -= 1
         if _depth == 0:
-            _set_threads(_allowed)
+            _set(_allowed)
+
+
+def set_threads(count: int) -> None:
+    """Compute on this number of threads, within `manage_threads`."""
+    if _depth:
+        _set(count)
 
 
 def set_threads_for(operations: float) -> None:
     """Choose the number of threads for a pass of this many operations."""
-    if _depth:
-        _set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)
+    set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)
 
 
-def _set_threads(count: int) -> None:
+def _set(count: int) -> None:
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)

@@ -29,7 +29,7 @@ from .autodiff import has_hooks, times, unit_factor
 from .conv import convolutions
 from .cpu_program import Programs
 from .cuda_graph import Graphs
-from .device import manage_threads, set_threads_for
+from .device import manage_threads, set_threads, set_threads_for
 from .memory import MemorySplitter, count_flops
 from .objective import Buffers, Gradient, Objective, Vjp
 
@@ -37,10 +37,18 @@ _LEAST_SHRINK = 2.0**-16  # how much less the losses count, at the least, to sta
 
 
 class Executor:
-    """Runs the passes of one objective."""
+    """Runs the passes of one objective.
 
-    def __init__(self, objective: Objective):
+    Arguments:
+        objective: the losses and their derivatives.
+        threads: CPU threads of the loop whose gradients are to be computed again; by default the
+            size of the pass decides. Sums by another number of threads round differently, and Adam
+            makes a whole step of a gradient that is rounding only (a bias before BatchNorm).
+    """
+
+    def __init__(self, objective: Objective, threads: int | None = None):
         self.objective = objective
+        self.threads = threads
         self.graphs = Graphs()
         self.programs = Programs()
         self.splitter = MemorySplitter(objective, self.graphs)
@@ -53,7 +61,10 @@ class Executor:
 
     def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> Gradient:
         """`Objective.gradient`, run the fastest way."""
-        self._choose_threads(theta, buffers, batch, 1)
+        if self.threads is None:
+            self._choose_threads(theta, buffers, batch, 1)
+        else:
+            set_threads(self.threads)
         return self.run("training step", self.splitter.gradient, batch, theta, buffers)
 
     def gradients(

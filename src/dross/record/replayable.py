@@ -113,10 +113,25 @@ def check_replayable(
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after.theta, OTHER_ORDER, scale=scale):
         difference = size(theta - after.theta, OTHER_ORDER)
+        own_step = optimizer.update(before, seen, step.hyperparams).theta
+        if is_close(own_step, after.theta, OTHER_ORDER, scale=scale):
+            name = _parameter_at(executor, int((theta - after.theta).abs().argmax()))
+            raise NotSupported(
+                f"Step {t} cannot be reproduced: the gradient of '{name}' is rounding error only, "
+                "and the optimizer makes a step of full size of it, in a direction that is "
+                "different in a replay. A bias before a BatchNorm has such a gradient. Remove the "
+                "parameter (bias=False), which does not change the model, or freeze it."
+            )
         raise NotSupported(
             f"Step {t} cannot be reproduced: the optimizer changed the parameters by up to "
             f"{moved:.2e}, but a replay differs by {difference:.2e}. {_WHAT_THE_LOOP_DOES}"
         )
+
+
+def _parameter_at(executor: Executor, index: int) -> str:
+    """The name of the parameter that holds this element of theta."""
+    layout = executor.objective.layout
+    return layout.names[int(np.searchsorted(np.cumsum(layout.sizes), index, side="right"))]
 
 
 def _rounding_of_kernels(executor: Executor) -> float:

@@ -183,7 +183,7 @@ class LoopTape:
             precision=precision,
         )
         ddp.check_recordable(objective, loop.ranks)
-        self.executor = Executor(objective)
+        self.executor = Executor(objective, threads=self._threads)
         self.binding = TorchBinding(loop.model, loop.optimizer, objective.layout, pure)
         state = self.binding.read()
         if loop.ranks.rank > 0:
@@ -226,7 +226,9 @@ class LoopTape:
         assert objective.precision.autocast is not None
         cast = replace(objective.precision.autocast, backward=inside)
         precision = replace(objective.precision, autocast=cast)
-        self.executor = type(self.executor)(replace(objective, precision=precision))
+        self.executor = type(self.executor)(
+            replace(objective, precision=precision), threads=self.executor.threads
+        )
         self.note(precision=precision)
 
     def settle_orders(self, orders: Orders) -> None:
@@ -245,6 +247,11 @@ class LoopTape:
         layout = self.binding.layout
         return (layout.ranks if isinstance(layout, GatheringLayout) else None) or self.loop.ranks
 
+    @property
+    def _threads(self) -> int | None:
+        """CPU threads of the loop, by which its sums round."""
+        return torch.get_num_threads() if self.loop.device.type == "cpu" else None
+
     def _describe(self, objective: Objective, pure: Optimizer) -> Manifest:
         loop = self.loop
         return describe(
@@ -257,6 +264,7 @@ class LoopTape:
             instances=loop.instances,
             orders=self.orders or (),
             foreign=True,
+            threads=self._threads,
             earlier=self.earlier,
         )
 

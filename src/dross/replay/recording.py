@@ -90,7 +90,7 @@ class Recording:
             precision=manifest.precision.on_device(device),
         )
         optimizer = manifest.optimizer.for_layout(manifest.layout)
-        executor = Executor(objective)
+        executor = Executor(objective, threads=manifest.threads)
         return Recording(tape, executor, optimizer, instances, augment, manifest.seed)
 
     def __reduce__(self):

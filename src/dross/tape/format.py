@@ -100,6 +100,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory: Count | None
     precision: Precision
     attention_gap: float | None = None
+    threads: Annotated[int, Meta(ge=1)] | None = None  # of the user's own loop on a CPU
     planned: Count | None
     schedule: (
         str | None
@@ -144,6 +145,7 @@ def describe(
     planned: int | None = None,
     schedule: str | None = None,
     foreign: bool = False,
+    threads: int | None = None,
     earlier: Manifest | None = None,
 ) -> Manifest:
     """The manifest of a tape on which no step has been recorded yet, or that of one to be continued.
@@ -155,6 +157,7 @@ def describe(
         planned: the number of steps, if it is known beforehand.
         schedule: a digest of the optimizer's hyperparameters at every step, where they are known.
         foreign: whether the training loop is the user's own.
+        threads: CPU threads that it computes on.
         earlier: the manifest of the tape to be continued, if there is one. The data are digested as
             they were for it.
 
@@ -186,6 +189,7 @@ def describe(
         keep=repr(keep),
         memory=keep.memory,
         precision=objective.precision,
+        threads=threads,
         planned=planned,
         schedule=schedule,
     )
@@ -197,6 +201,7 @@ def describe(
 
 _MAY_DIFFER = {"id", "dross", "torch", "digest"}
 _MAY_DIFFER |= {"steps", "segments", "end", "average", "shards", "complete", "attention_gap"}
+_MAY_DIFFER |= {"threads"}
 
 
 def check_same_run(earlier: Manifest, now: Manifest) -> None:
