@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -48,6 +49,24 @@ def test_ranking():
     ):
         with pytest.raises(InvalidInput):
             bad()
+
+
+def test_scores_are_an_array():
+    s = scores(np.array([[0.0, -2.0, 1.0, 0.5]]))
+    for same in (np.asarray(s), list(s), torch.as_tensor(s), s[:], s[[0, 1, 2, 3]]):
+        np.testing.assert_array_equal(same, s.values)
+    assert s[1] == -2.0 and isinstance(s[1], float)
+    np.testing.assert_array_equal(s[np.asarray(s) < 0], [-2.0])
+    np.testing.assert_array_equal(np.argsort(s), s.most_harmful(4))
+    several = scores(np.stack([s.by_epoch, -s.by_epoch]))
+    np.testing.assert_array_equal(np.asarray(several), several.values)
+    np.testing.assert_array_equal(several[1], [-2.0, 2.0])
+    assert len(list(several)) == len(several) == 4
+    for wrong in ("a", (0, 1), None, ...):
+        with pytest.raises(InvalidInput, match=r"such as scores\[3\]"):
+            s[wrong]
+    with pytest.raises(IndexError):
+        s[4]
 
 
 def test_instances_that_were_never_used_come_last():

@@ -170,6 +170,8 @@ class TestRefusals:
 
         with pytest.raises(NotSupported, match="the loss of the loop is"):
             fit(Summed("loss"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])
+        assert not list((tmp_path / "tape").iterdir())
+        fit(Classifier("loss"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])
 
     def test_two_optimizers(self, tmp_path):
         class Two(Classifier):

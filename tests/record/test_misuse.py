@@ -125,7 +125,7 @@ def _describe(value) -> str:
         ({"penalty": 5}, "penalty must be a function"),
         ({"penalty": lambda params: params["zzz"]}, "penalty"),
         ({"augment": 5}, "augment must be a function"),
-        ({"augment": lambda x: x}, r"augment\(x, generator\) failed"),
+        ({"augment": lambda x: x}, r"dross calls augment\(x, generator\)"),
         ({"clip_norm": "x"}, "clip"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "clip"),
         ({"device": 1.5}, "device"),

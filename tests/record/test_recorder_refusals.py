@@ -1,13 +1,47 @@
 """What a Recorder refuses: steps that could not be replayed, and arguments that cannot be used."""
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import dross
 from dross.errors import Diverged, InputChanged, InvalidInput, NotSupported
-from tests.record.user_loops import query, take_step
+from dross.record.recorder import _save_all
+from tests.record.user_loops import query, recorded_loop, take_step
 from tests.zoo import problem
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("leave", ["error", "close", "exit"])
+def test_a_recorder_that_recorded_nothing_leaves_nothing(tmp_path, leave, is_held):
+    """The corrected script can use the same folder."""
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    ids = p.batches[0]
+    made = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
+    try:
+        with made if leave == "error" else nullcontext():
+            with made.step(ids, p.X[ids], p.Y[ids]) as losses:
+                (losses.mean() + 0.1 * model[0].weight.pow(2).sum()).backward()
+                if is_held:
+                    made._tape.writer._poll(wait_for_it=True)  # the manifest is on the disk
+                    assert (tmp_path / "mine" / "manifest.json").exists()
+                if leave == "close":
+                    raise NotSupported
+                optimizer.step()
+    except NotSupported:
+        pass
+    if leave == "close":
+        with pytest.raises(InvalidInput, match="Nothing was recorded"):
+            made.run((p.X, p.Y))
+    if leave == "exit":
+        _save_all()
+    assert not list((tmp_path / "mine").iterdir())
+    recorder, _ = recorded_loop(p, tmp_path / "mine")
+    assert recorder.steps == len(p.batches)
 
 
 class TestRefusals:
@@ -52,6 +86,43 @@ class TestRefusals:
             self.recorder.step(*self.batch) as losses,
         ):
             losses.mean().backward()
+
+    def test_gradients_that_are_cleared_before_the_first_step(self, loop):
+        for message in (None, r"for step 0 were cleared .*Call optimizer.step\(\) before"):
+            with pytest.raises(NotSupported, match=message) if message else nullcontext():
+                with self.recorder.step(*self.batch) as losses:
+                    losses.mean().backward()
+                self.optimizer.zero_grad()
+
+    def test_a_loop_without_optimizer_steps(self, loop):
+        with self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+        with pytest.raises(InvalidInput, match=r"the optimizer has taken no step.*\.step\(\)"):
+            self.recorder.run((self.p.X, self.p.Y))
+
+    @pytest.mark.parametrize("steps", [0, 1])
+    @pytest.mark.parametrize("stepping", [True, False])
+    def test_a_loss_that_is_not_watched(self, loop, steps, stepping):
+        for _ in range(steps):
+            self.good_step()
+        ids, x, y = self.batch
+        message = rf"of step {steps} is not known.*as watch: loss = ...; watch\(loss\);"
+        with pytest.raises(NotSupported, match=message), self.recorder.observe(ids, x, y):
+            self.p.loss(self.model(x), y).mean().backward()
+            if stepping:
+                self.optimizer.step()
+
+    def test_a_batch_that_failed_after_its_loss_was_watched(self, loop):
+        """Its loss is not compared with that of the next batch."""
+        ids, x, y = self.batch
+        with self.recorder.step(ids, x, y) as losses:
+            (losses.mean() / 2).backward()
+        with pytest.raises(ZeroDivisionError), self.recorder.step(ids, -x, y):
+            raise ZeroDivisionError
+        with self.recorder.step(ids, 2 * x, y) as losses:
+            (losses.mean() / 2).backward()
+            self.optimizer.step()
+        assert self.recorder.steps == 1
 
     def test_gradients_left_over(self, loop):
         with self.recorder.step(*self.batch) as losses:
@@ -134,6 +205,20 @@ class TestRefusals:
         with pytest.raises(InputChanged, match=message):
             self.recorder.run((self.p.X, self.p.Y)).influence(query(self.p))
 
+    @pytest.mark.parametrize("last", [True, False])
+    def test_ids_that_begin_at_1(self, loop, tmp_path, last):
+        data = (self.p.X, self.p.Y)
+        ids = np.array([3, 14]) if last else np.array([0, 5])
+        batch = (ids + 1, self.p.X[ids], self.p.Y[ids])
+        take_step(self.recorder, self.optimizer, *batch)
+        message = r"index in the data set, from 0: subtract 1"
+        with pytest.raises(InputChanged, match=message):
+            self.recorder.run(data).influence(query(self.p))
+        options = {"path": tmp_path / "other", "data": data}
+        recorder = dross.Recorder(self.model, self.p.loss, self.optimizer, **options)
+        with pytest.raises(InvalidInput, match=message):
+            recorder.step(*batch).__enter__()
+
     def test_epochs_count_up(self, loop):
         ids, x, y = self.batch
         take_step(self.recorder, self.optimizer, ids, x, y, epoch=3)
@@ -150,7 +235,7 @@ class TestRefusals:
 
     def test_a_closure(self, loop):
         with (
-            pytest.raises(NotSupported, match="no recorded batch was waiting"),
+            pytest.raises(NotSupported, match="no recorded batch is waiting"),
         ):
             self.optimizer.step(lambda: self.p.loss(self.model(self.batch[1]), self.batch[2]))
 
@@ -197,11 +282,12 @@ class TestRefusals:
 
     def test_bad_batches(self, loop):
         ids, x, y = self.batch
-        with (
-            pytest.raises(InvalidInput, match="must be integers"),
-            self.recorder.step(ids + 0.5, x, y),
-        ):
-            pass
+        for wrong, kind in ((ids + 0.5, "floating-point numbers"), (["a"] * len(ids), "text")):
+            with (
+                pytest.raises(InvalidInput, match=f"must be integers, not {kind}"),
+                self.recorder.step(wrong, x, y),
+            ):
+                pass
         with (
             pytest.raises(InvalidInput, match="Got 3 ids for"),
             self.recorder.step(ids[:3], x, y),
@@ -229,7 +315,7 @@ class TestRefusals:
         )
         ids = p.batches[0]
         with (
-            pytest.raises(NotSupported, match="augment="),
+            pytest.raises(NotSupported, match="pass them as augment"),
             recorder.step(ids, p.X[ids] + 1, p.Y[ids]),
         ):
             pass

@@ -2,13 +2,14 @@
 
 import os
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import dross
-from dross.errors import InputChanged, InvalidInput
+from dross.errors import Diverged, DrossError, InputChanged, InvalidInput
 from dross.record.train import TrainingLoop
 from dross.tape.reader import Tape
 from tests.record.user_loops import query, recorded_loop, take_step
@@ -90,6 +91,15 @@ def test_train_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, monkeyp
     np.testing.assert_array_equal(run.influence(query(p)).values, expected)
 
 
+def test_a_training_that_failed_at_once_leaves_nothing(tmp_path):
+    p = problem("mlp", "sgd")
+    with pytest.raises(Diverged, match="Step 0") as caught:
+        train(replace(p, X=p.X * float("nan")), tmp_path / "tape")
+    assert not hasattr(caught.value, "__notes__")  # there is nothing to continue
+    assert not list((tmp_path / "tape").iterdir())
+    assert train(p, tmp_path / "tape")[0].complete
+
+
 def test_train_does_not_resume_from_another_folder(tmp_path, monkeypatch):
     p = problem("mlp", "sgd")
     for name in ("tape", "other"):
@@ -100,6 +110,37 @@ def test_train_does_not_resume_from_another_folder(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="resume=True"):
         train(p, tmp_path / "tape", resume=False)
     assert Tape(tmp_path / "tape").steps == 3 and Tape(tmp_path / "other").steps == 3
+
+
+OTHER_OPTIMIZERS = {
+    "of another model": (
+        lambda model, other: [*other.parameters()],
+        "does not belong to the model",
+    ),
+    "of fewer parameters": (
+        lambda model, other: [*model.parameters()][1:],
+        "other parameter groups",
+    ),
+    "of other groups": (
+        lambda model, other: [{"params": [parameter]} for parameter in model.parameters()],
+        "in 1 group. Create it as it was",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", OTHER_OPTIMIZERS)
+def test_a_recorder_does_not_resume_with_another_optimizer(tmp_path, which):
+    p = problem("mlp", "adam")
+    model, optimizer = p.start()
+    with pytest.raises(ZeroDivisionError):
+        crash_at_step(2, p, model, optimizer, tmp_path / "tape")
+    choose, message = OTHER_OPTIMIZERS[which]
+    again, _ = p.start()
+    other, _ = p.start()
+    wrong = type(optimizer)(choose(again, other), lr=0.01)
+    with pytest.raises(DrossError, match=message):
+        dross.Recorder(again, p.loss, wrong, path=tmp_path / "tape", resume=True)
+    assert Tape(tmp_path / "tape").steps == 2
 
 
 @pytest.mark.parametrize("how", SAME_FOLDER)

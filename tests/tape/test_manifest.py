@@ -129,6 +129,13 @@ EDITS = {
 }
 
 # those that are refused for themselves, whatever the digest says
+WRONG_LAYOUTS = {
+    "a name more": _set("layout", "names", ["0.weight", "0.bias", "2.weight", "2.bias", "more"]),
+    "a shape less": lambda manifest: manifest["layout"]["shapes"].pop(),
+    "a huge shape": _set("layout", "shapes", 0, [2**63]),
+    "another size": _set("layout", "group_sizes", [3]),
+    "other names": _set("layout", "listed", ["a"]),
+}
 CONTRADICTIONS = ("more steps", "no middle segment", "no last segment", "a segment twice")
 
 
@@ -200,6 +207,16 @@ def test_any_other_value_anywhere_is_refused(recorded, data, resealed):
             reopen(p, folder)
     finally:
         path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("name", WRONG_LAYOUTS)
+def test_a_layout_that_contradicts_itself_is_refused(recorded, tmp_path, name):
+    p, _, manifest = recorded
+    edited = deepcopy(manifest)
+    WRONG_LAYOUTS[name](edited)
+    (tmp_path / "manifest.json").write_bytes(_seal(edited))
+    with pytest.raises(CorruptFile, match=r"the parameters|a parameter is larger"):
+        reopen(p, tmp_path)
 
 
 class _anything:

@@ -14,6 +14,7 @@ from torch.utils._pytree import MappingKey, register_pytree_node, tree_leaves, t
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ..errors import InvalidInput, NotSupported, first_line
+from .augment import MOVE_TO_AUGMENT
 from .batch import (
     AUGMENT_STREAM,
     MODEL_STREAM,
@@ -36,6 +37,11 @@ _READ_TWICE = 8  # instances that are read twice, to notice random transforms
 _READS_BETWEEN_CHECKS = 64
 EVERYTHING: Final = "everything"  # what a fingerprint is made of
 SAMPLE: Final = "sample"
+IDS_BEGIN_AT_0: Final = (
+    "The id of an instance is its index in the data set, from 0: subtract 1 from ids that begin at "
+    "1, or take them from dross.data.indexed(train_set)."
+)
+_KINDS_OF_IDS = {"U": "text", "S": "text", "f": "floating-point numbers", "b": "booleans"}
 
 
 class Instances:
@@ -281,9 +287,8 @@ def check_same_again(i: int, item: Any, again: Any) -> None:
     """Refuse a data set that returns another item the second time: a replay would see others."""
     if _digest(item) != _digest(again):
         raise InvalidInput(
-            f"Instance {i} of the data set is different each time it is read. Remove random "
-            "transforms from it and pass them as augment(x, generator), which is replayed with "
-            "the same random numbers."
+            f"Instance {i} of the data set is different each time it is read, so the run could not "
+            f"be replayed. {MOVE_TO_AUGMENT}"
         )
 
 
@@ -318,10 +323,15 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
             f"{array.shape}."
         )
     if array.dtype.kind not in "iu":
-        raise InvalidInput(f"{what} must be integers, not {array.dtype}.")
+        kind = _KINDS_OF_IDS.get(array.dtype.kind, f"of type {array.dtype}")
+        raise InvalidInput(
+            f"{what} must be integers, not {kind} ({array[0]!s:.40}): the id of an instance is its "
+            "index in the data set."
+        )
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
-        raise InvalidInput(f"{what} must be between 0 and {count - 1}; found {wrong}.")
+        hint = f" {IDS_BEGIN_AT_0}" if array.min() > 0 and array.max() == count else ""
+        raise InvalidInput(f"{what} must be between 0 and {count - 1}; found {wrong}.{hint}")
     return array.astype(np.int64)
 
 

@@ -127,4 +127,4 @@ class NoTape:
         """Begin a new segment."""
         self.segment_start = self.next_step
 
-    flush = save = finish = end_segment
+    flush = save = finish = discard = end_segment

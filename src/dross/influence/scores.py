@@ -4,6 +4,7 @@ With a loss query a negative score means that the loss would fall without the in
 harmful. A positive score means that it is helpful.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ class Scores:
     harmful. Made by `Run.influence` and by the estimators.
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
-        scores.values                # float64 [N]
+        scores.values                # float64 [N]; np.asarray(scores) is the same
+        scores[3]                    # the score of instance 3
         scores.most_harmful(10)      # ids, the most harmful first
         scores.save("scores.safetensors")
 
@@ -83,6 +85,32 @@ class Scores:
 
     def __len__(self) -> int:
         return self.values.shape[-1]
+
+    def __getitem__(self, ids: Any) -> Any:
+        """The scores of some instances.
+
+        Arguments:
+            ids: an id, a slice, a list of ids or a mask [N].
+
+        Returns:
+            A number or an array; with several queries an array whose first axis are the queries.
+
+        Raises:
+            InvalidInput: for anything else; for several queries see `values` [Q, N].
+            IndexError: if there is no such instance.
+        """
+        if isinstance(ids, (str, tuple)) or ids is None or ids is Ellipsis:
+            raise InvalidInput(
+                f"Index scores by ids, such as scores[3] or scores[[3, 5]], not by {ids!r}. The "
+                f"array of all scores is scores.values, of shape {list(self.values.shape)}."
+            )
+        return self.values[ids] if self.values.ndim == 1 else self.values[:, ids]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values.T)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype, copy=True if copy is None else copy)
 
     def __repr__(self) -> str:
         shape = f"{len(self):,} instances"

@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
 
 from .._checks import check_folder, check_function, check_number, check_whole
+from ..data.augment import check_augment, check_repeatable
 from ..data.batch import AUGMENT_STREAM, MODEL_STREAM, Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, move_to
 from ..data.seeds import make_generator, mix_seeds
@@ -153,7 +154,7 @@ class Recorder:
         check_keep(keep)
         check_folder(path, "path")
         check_function(penalty, "penalty")
-        check_function(augment, "augment")
+        check_augment(augment)
         seed = check_whole(seed, "seed")
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # it must not listen to the same optimizer
@@ -286,6 +287,12 @@ class Recorder:
         Raises:
             DrossError: as for `step`.
         """
+        if self._loop.augment is not None:
+            raise InvalidInput(
+                "augment= was passed to the recorder, but a loop that uses recorder.observe calls "
+                "the model itself, with inputs that are not augmented. Use recorder.step instead: "
+                "with recorder.step(ids, x, y) as losses: losses.mean().backward(); ..."
+            )
         batch, ids = self._enter(ids, x, y, epoch)
         with self._watch.observe(ids, batch) as watch:
             yield watch
@@ -329,6 +336,8 @@ class Recorder:
         x, y = put_all_in_order((x, y), self._tape.orders)
         step, place = self._watch.position
         if loop.augment is not None:
+            if not self._tape.is_open:
+                check_repeatable(loop.augment, x, loop.device)
             x = loop.augment(x, make_generator(loop.device, loop.seed, step, place, AUGMENT_STREAM))
         c = self._watch.weights_on_device(MicroBatch(ids))
         return Batch(x, y, c, seed=mix_seeds(loop.seed, step, place, MODEL_STREAM)), ids
@@ -453,7 +462,7 @@ class Recorder:
         """
         if self._closed:
             return
-        if self._watch.pending:
+        if self._watch.pending and self.steps:
             warnings.warn(
                 f"{self._watch.pending} micro-batches were computed after step {self.steps - 1}, "
                 "but no optimizer step followed. They did not change the parameters and are left "

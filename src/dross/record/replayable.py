@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..data.augment import MOVE_TO_AUGMENT
 from ..data.batch import Batch
-from ..data.dataset import Instances
+from ..data.dataset import IDS_BEGIN_AT_0, Instances
 from ..distributed.ranks import Reducer
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
@@ -20,7 +21,7 @@ from ..engine.precision import MATH, PassNotes
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..engine.tolerance import LOSSES, OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
-from ..errors import Diverged, DrossWarning, NotSupported
+from ..errors import Diverged, DrossWarning, InvalidInput, NotSupported
 
 _WHAT_THE_LOOP_DOES = (
     "Check that the loop does not add anything else to the loss (use penalty=), weight the losses "
@@ -225,15 +226,21 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
 def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -> None:
     """Refuse a data set that does not return a batch of step t again: it cannot be replayed."""
     seen = tree_leaves((x, y))
-    again = tree_leaves(instances[ids])
-    pairs = zip(seen, again)
-    same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
-    if len(seen) != len(again) or not same:
-        raise NotSupported(
-            f"The batch of step {t} does not match what the data set returns for its ids. Record "
-            "the inputs exactly as the data set returns them, and pass random transforms as "
-            "augment=, which is replayed."
-        )
+
+    def is_returned_for(ids: np.ndarray) -> bool:
+        again = tree_leaves(instances[ids])
+        pairs = zip(seen, again)
+        same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
+        return same and len(seen) == len(again)
+
+    if is_returned_for(ids):
+        return
+    if ids.min() > 0 and is_returned_for(ids - 1):
+        raise InvalidInput(f"The ids of step {t} begin at 1. {IDS_BEGIN_AT_0}")
+    raise NotSupported(
+        f"The batch of step {t} does not match what the data set returns for its ids. Record the "
+        f"inputs exactly as the data set returns them. {MOVE_TO_AUGMENT}"
+    )
 
 
 def check_finite(

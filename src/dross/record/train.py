@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._checks import check_folder, check_function, check_whole
 from .._progress import progress_bar
+from ..data.augment import check_augment, check_repeatable
 from ..data.batch import Augment, LazyBatch, MicroBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import checksum
@@ -88,7 +89,8 @@ def train(
             training step. By default that of the optimizer.
         penalty: penalty(params) -> scalar, added to every instance's loss; removing an instance
             removes its penalty, too.
-        augment: augment(x, generator) -> x, replayed with the same random numbers.
+        augment: augment(x, generator) -> x, for random transforms. It draws all random numbers
+            from the generator, which starts from the same seed when a step is replayed.
         clip_norm: the gradient is scaled down to this norm.
         clip_value: or its entries are clamped to this absolute value.
         keep: which states the tape keeps: EveryStep(), Checkpoints(every=k), LastEpochs(e),
@@ -114,7 +116,7 @@ def train(
     """
     check_keep(keep)
     check_function(penalty, "penalty")
-    check_function(augment, "augment")
+    check_augment(augment)
     clip = clip_of(clip_norm, clip_value)
     check_folder(path, "path")
     seed = check_whole(seed, "seed")
@@ -126,7 +128,9 @@ def train(
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
     instances.orders = orders_of((x, y))
-    x = x if augment is None else _augment_first(augment, x, seed, device)
+    if augment is not None:
+        check_repeatable(augment, x, device)
+        x = augment(x, torch.Generator(device).manual_seed(seed))
     precision = Precision(autocast=check_autocast(autocast, device, dtype))
     objective, pure = inspect_run(model, optimizer, loss, penalty, x, y, precision=precision)
     _check_all_labels(objective, instances, x)
@@ -160,16 +164,6 @@ def train(
     loop = TrainingLoop(executor, pure, instances, plan, hyperparams, augment, clip, seed)
     binding.write(loop.run(writer, state, progress))
     return Run(Recording(Tape(path), executor, pure, instances, augment, seed), progress)
-
-
-def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
-    try:
-        return augment(x, torch.Generator(device).manual_seed(seed))
-    except TypeError as error:
-        raise InvalidInput(
-            f"augment(x, generator) failed on the first batch: {error}. It must take the inputs "
-            "and a torch.Generator, and return the inputs."
-        ) from error
 
 
 def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Module:
@@ -230,13 +224,17 @@ class TrainingLoop:
                     raise
                 raise InvalidInput(f"Step {writer.next_step} cannot be taken: {error}") from error
             except BaseException as error:
-                error.add_note(
-                    f"dross: the run at {writer.folder} is kept; dross.train(..., resume=True) "
-                    "continues from there."
-                )
+                if writer.next_step:
+                    error.add_note(
+                        f"dross: the run at {writer.folder} is kept; dross.train(..., resume=True) "
+                        "continues from there."
+                    )
                 raise
             finally:
-                writer.finish(complete=complete)
+                if complete or writer.next_step:
+                    writer.finish(complete=complete)
+                else:
+                    writer.discard()
         return state
 
     def _steps_at_once(

@@ -21,7 +21,7 @@ from ..distributed.shards import explain_other_ranks
 from ..distributed.tape import ShardWriter
 from ..engine.binding import TorchBinding
 from ..engine.executor import Executor
-from ..engine.inspect import inspect_run
+from ..engine.inspect import inspect_run, names_by_group
 from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
@@ -104,6 +104,7 @@ class LoopTape:
             raise explain_other_ranks(self.folder, manifest.shards, ranks)
         layout = manifest.layout
         check_signature(manifest.model, loop.model, layout)
+        self._check_groups(layout)
         pure = manifest.optimizer.for_layout(layout)
         optimizer_name = type(loop.optimizer).__name__
         if manifest.loss != loop.loss_name or optimizer_name != pure.name:
@@ -122,6 +123,22 @@ class LoopTape:
         if manifest.steps:
             ends = (tape.step(tape.first), tape.step(manifest.steps - 1))
             self._earlier_hyperparams = (ends[0].hyperparams, ends[1].hyperparams)
+
+    def _check_groups(self, layout: Layout) -> None:
+        """Refuse an optimizer that trains other parameters than those on the tape."""
+        now = names_by_group(dict(self.loop.model.named_parameters()), self.loop.optimizer)
+        known = set(layout.names)
+        trained = [[name for name in names if name in known] for names in now]
+        recorded: dict[int, list[str]] = {}
+        for name, group in zip(layout.names, layout.group_of):
+            recorded.setdefault(group, []).append(name)
+        if [names for names in trained if names] != list(recorded.values()):
+            raise InputChanged(
+                "The optimizer has other parameters, or other parameter groups, than the one that "
+                f"recorded the tape, which trained {', '.join(layout.names[:3])}"
+                f"{' ...' if len(layout.names) > 3 else ''} in {len(recorded)} "
+                f"group{'s' * (len(recorded) > 1)}. Create it as it was when the run was recorded."
+            )
 
     def check_continued(self, hyperparams: np.ndarray) -> None:
         """Warn if the first step after a resume looks as if its schedule had not been restored.
@@ -289,10 +306,16 @@ class LoopTape:
             buffers: of the model before micro-batches that no step followed, if there are any.
             average: the averaged model that is watched, if there is one.
         """
-        if self.is_open and whole:
+        if self.is_open and not self.steps:
+            self.writer.discard()  # a tape without a step would only be in the way
+        elif self.is_open and whole:
             state = self.binding.read()
             state = state if buffers is None else replace(state, buffers=buffers)
             record = None if average is None else average.record(self.binding)
             self.writer.finish(state, complete=complete, average=record)
-        elif complete and self.earlier is None:
-            raise InvalidInput("Nothing was recorded.")
+        if complete and not self.steps:
+            raise InvalidInput(
+                "Nothing was recorded, because the optimizer has taken no step. Call "
+                "optimizer.step() after each batch of recorder.step or recorder.observe, on the "
+                "optimizer that was passed to the recorder."
+            )

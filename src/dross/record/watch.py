@@ -61,6 +61,15 @@ class LossHandle:
         return self.watch.compute_losses(self.batch)
 
 
+@dataclass
+class WaitingBatch:
+    """A micro-batch whose gradient waits for a step."""
+
+    micro: MicroBatch
+    batch: Batch
+    seen: SeenLoss | None = None  # None: the loop has not shown its loss
+
+
 class StepWatch:
     """The step that a loop is about to take, and its record once it is taken."""
 
@@ -76,8 +85,7 @@ class StepWatch:
         self._scale = 1.0  # by which a GradScaler has divided the gradients
         self._skipping = False  # a GradScaler lets the optimizer take no step
         self.skipped = 0  # steps that it left out
-        self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
-        self._losses: list[SeenLoss] = []  # of the pending micro-batches
+        self._pending: list[WaitingBatch] = []
         self._before: State | None = None  # the state they were computed from, if it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._gradient: Tensor | None = None  # [p] of the step that the optimizer is taking
@@ -100,7 +108,7 @@ class StepWatch:
     @property
     def pending(self) -> int:
         """How many micro-batches wait for a step, without those of skipped ones."""
-        return sum(bool(micro.weights.any()) for micro, _ in self._pending)
+        return sum(bool(waiting.micro.weights.any()) for waiting in self._pending)
 
     @contextmanager
     def micro_batch(self, ids: np.ndarray, batch: Batch) -> Iterator[Tensor]:
@@ -157,7 +165,7 @@ class StepWatch:
         weights = np.zeros(len(ids))
         self.inside = True
         self._stepped = self._skipping = False
-        self._pending.append((MicroBatch(ids, weights), batch))
+        self._pending.append(WaitingBatch(MicroBatch(ids, weights), batch))
         try:
             yield weights
         except BaseException:
@@ -170,7 +178,10 @@ class StepWatch:
         finally:
             self.inside = False
         if not (self._stepped or self._skipping or weights.any()):
+            unwatched = self._pending[-1].seen is None
             self._withdraw(before)
+            if unwatched:
+                raise _explain_unwatched(self.tape.steps)
             raise NotSupported(
                 "backward() was not called on the losses of this batch, so the batch does not "
                 "contribute to any step. Call it inside the `with`."
@@ -228,7 +239,7 @@ class StepWatch:
                 "scalar, or one loss per instance."
             )
         shares = np.full(count, 1 / count if share is None else share) if single else 1.0
-        accumulating = any(micro.weights.any() for micro, _ in self._pending[:-1])
+        accumulating = any(waiting.micro.weights.any() for waiting in self._pending[:-1])
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
@@ -239,9 +250,8 @@ class StepWatch:
             weights.__iadd__(arrived.detach().double().cpu().numpy() * shares)
 
         loss.register_hook(watch)
-        before = self._losses if len(self._pending) > 1 else []
         share = None if not single else (1 / count if share is None else share)
-        self._losses = [*before, SeenLoss(loss.detach(), count, share)]
+        self._pending[-1].seen = SeenLoss(loss.detach(), count, share)
 
     def compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
@@ -356,9 +366,11 @@ class StepWatch:
             )
         if not self._pending:
             raise NotSupported(
-                f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
-                "but no recorded batch was waiting for a step."
+                f"optimizer.step() was called outside `with recorder.step(...)` before step {steps}, "
+                "and no recorded batch is waiting for a step."
             )
+        if any(waiting.seen is None for waiting in self._pending):
+            raise _explain_unwatched(steps)
         self.check_untouched()
         self.gradients.check_step(self.tape.binding.layout, self.loop.optimizer, steps)
         scale = _scale_in_step(self.loop.optimizer)
@@ -386,18 +398,20 @@ class StepWatch:
         executor = self.tape.executor
         pure = binding.optimizer
         check_same_structure(pure, read_optimizer(self.loop.optimizer, binding.groups))
-        own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
+        waiting = [each.micro for each in self._pending]
+        own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m in waiting]
         all_micros, opens = ddp.gather_micro_batches(ranks, own, writer.opens_segment())
         step = Step(all_micros, binding.hyperparams(), self._epoch, self._clip, self._scale)
         self.tape.check_continued(step.hyperparams)
         micros = [all_micros[ddp.place_among_ranks(k, ranks)] for k in range(len(own))]
         pairs = zip(micros, self._pending)
-        batches = [self._as_replayed(batch, micro) for micro, (_, batch) in pairs if opens]
+        batches = [self._as_replayed(waiting.batch, micro) for micro, waiting in pairs if opens]
         g = self._gradient
         assert g is not None
         after = binding.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
-        losses = [seen.each for seen in self._losses]
+        seen = [each.seen for each in self._pending if each.seen is not None]
+        losses = [of_batch.each for of_batch in seen]
         check_finite(t, after, g, losses, ids, kept=writer.segment_start)
         if opens and t >= self._next_rehearsal:
             assert self._before is not None
@@ -408,7 +422,7 @@ class StepWatch:
                 step,
                 batches,
                 after=State(after, buffers=binding.layout.read_buffers(self.loop.model)),
-                losses=self._losses,
+                losses=seen,
                 seen=g,
                 ranks=self.tape.rehearsing,
                 t=t,
@@ -470,8 +484,8 @@ class StepWatch:
         with weights of 0, and are part of the next step, which starts from the same parameters.
         """
         if self.tape.binding.layout.moving_buffers:
-            for micro, _ in self._pending:
-                micro.weights[:] = 0
+            for waiting in self._pending:
+                waiting.micro.weights[:] = 0
         else:
             self._pending = []
         self._clip = None
@@ -514,6 +528,15 @@ class StepWatch:
     def buffers_before_pending(self) -> dict[str, Tensor] | None:
         """The model's buffers before the micro-batches that wait for a step, if there are any."""
         return self._buffers if self._pending else None
+
+
+def _explain_unwatched(step: int) -> NotSupported:
+    """The error for a batch of `recorder.observe` whose loss is not known."""
+    return NotSupported(
+        f"The loss of step {step} is not known, because watch(loss) was not called. Call it before "
+        "backward(): with recorder.observe(ids, x, y) as watch: loss = ...; watch(loss); "
+        "loss.backward()"
+    )
 
 
 # --- gradients: the optimizer steps with those of the losses, as backward() computed them -----------
@@ -562,9 +585,9 @@ class GradientWatch:
             )
         if accumulating and not present:
             raise NotSupported(
-                f"The gradients of the micro-batches since step {step - 1} were cleared without a "
-                "step. If a GradScaler skipped the step, pass the scaler to the recorder: "
-                "dross.Recorder(..., scaler=scaler)."
+                f"The gradients of the micro-batches for step {step} were cleared without a step. "
+                "Call optimizer.step() before optimizer.zero_grad(). If a GradScaler skipped the "
+                "step, pass the scaler to the recorder: dross.Recorder(..., scaler=scaler)."
             )
 
     def check_step(self, layout: Layout, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Augment, LazyBatch
-from ..data.dataset import Instances
+from ..data.dataset import IDS_BEGIN_AT_0, Instances
 from ..data.fingerprint import checksum
 from ..distributed.ranks import ALONE, Reducer
 from ..engine.device import side_stream
@@ -262,21 +262,36 @@ class Recording:
         """The segment on the device. Its first batch must be what the run was trained on."""
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
+            hint = f" {IDS_BEGIN_AT_0}" if largest == len(self.instances) else ""
             raise InputChanged(
                 f"The run used instance {largest}, but the data set has only "
-                f"{len(self.instances)} instances."
+                f"{len(self.instances)} instances.{hint}"
             )
         with side_stream(self.device) as user:
             segment = replace(segment, states=self._move_states(segment.states, user))
             (first,) = self.batches(segment.first, segment.steps[:1])
             changed = bool(first) and checksum(first[0]) != segment.checksum
             if changed and not self._augmented_elsewhere():
+                if self._has_ids_from_1(segment):
+                    raise InputChanged(
+                        f"The ids that the loop recorded at step {segment.first} begin at 1. "
+                        f"{IDS_BEGIN_AT_0}"
+                    )
                 raise InputChanged(
                     f"At step {segment.first} the data set returns different inputs or labels than "
                     "during training. Pass the same data set and augment, without your own random "
                     "transforms: an instance must be the same every time."
                 )
         return segment
+
+    def _has_ids_from_1(self, segment: Segment) -> bool:
+        """Whether the data set has what was recorded, each instance at the index before its id."""
+        step = segment.steps[0]
+        if step.ids.min() < 1:
+            return False
+        shifted = replace(step, micros=tuple(replace(m, ids=m.ids - 1) for m in step.micros))
+        (first,) = self.batches(segment.first, [shifted])
+        return checksum(first[0]) == segment.checksum
 
     def _move_states(self, states: list[State], user: "torch.cuda.Stream | None") -> list[State]:
         if user is None:

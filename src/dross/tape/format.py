@@ -1,6 +1,7 @@
 """The contents of a tape: its manifest, its segments, and the record of averaged weights."""
 
 import hashlib
+import math
 import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -124,10 +125,18 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"it lists {self.steps} steps, but its segments end at step {expected}"
             )
-        for order in (*self.orders, *self.layout.orders):
+        layout = self.layout
+        sizes = [math.prod(shape) for shape in layout.shapes]
+        if max(sizes, default=0) > np.iinfo(np.int64).max:
+            raise ValueError("a parameter is larger than any tensor can be")
+        if len(sizes) != len(layout.names) or sum(sizes) != sum(layout.group_sizes):
+            raise ValueError("the shapes of the parameters do not match their names and groups")
+        if layout.listed and sorted(layout.listed) != sorted(layout.names):
+            raise ValueError("the parameters are listed under other names")
+        for order in (*self.orders, *layout.orders):
             if sorted(order) != list(range(len(order))):
                 raise ValueError(f"{order} is not an order of dimensions")
-        for order, shape in zip(self.layout.orders, self.layout.shapes):
+        for order, shape in zip(layout.orders, layout.shapes):
             if order and len(order) != len(shape):
                 raise ValueError(f"{order} is not an order of the dimensions {tuple(shape)}")
 

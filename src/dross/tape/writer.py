@@ -107,6 +107,7 @@ class TapeWriter:
         self._writing: Future[_NewFiles] | None = None  # what a thread does with them
         self._written: list[SegmentEntry] = []
         self._copies: set[str] = set()  # files that hold the first steps of a segment
+        self._names: set[str] = set()  # of all files that were written here
         # when they are due, in seconds of the monotonic clock
         self._next_commit = -math.inf
         self._next_copy = -math.inf
@@ -185,6 +186,17 @@ class TapeWriter:
         self._commit(replace(self.manifest, average=after_run, complete=complete))
         if before is not None and after_run is not None and before.file != after_run.file:
             self._remove([before.file])
+
+    def discard(self) -> None:
+        """Delete everything that was written here: a tape without steps is only in the way."""
+        with suppress(DrossError):
+            self._poll(wait_for_it=True)
+        path = self.folder / MANIFEST
+        with suppress(OSError, DrossError):
+            if path.exists() and decode_id(read_file(path), str(path)) == self.manifest.id:
+                path.unlink(missing_ok=True)
+            for name in self._names - {MANIFEST}:
+                (self.folder / name).unlink(missing_ok=True)
 
     # --- writing, where possible in a thread ------------------------------------------------------
 
@@ -426,6 +438,7 @@ class TapeWriter:
     def _replace(self, name: str, save: Callable[[Path], T]) -> T:
         """Have a file written beside its place and put there: a reader never sees a part of it."""
         path = self.folder / name
+        self._names.add(name)
         try:
             with staged_path(path) as temporary:
                 result = save(temporary)
