@@ -3,8 +3,9 @@
     pip install '.[lightning]'
     python examples/lightning_images.py
 
-There are two changes: a callback, and training_step also returns the loss of each image. One in ten
-of the handwritten digits has a wrong label. It takes less than half a minute on two cores and prints
+There are two changes: a callback is added, and training_step also returns the loss of each image.
+One in ten of the handwritten digits has a wrong label. It takes less than half a minute on two
+cores and prints
 
     <Run of Digits with AdamW on 600 instances: 190 steps>
     validation loss 0.35

@@ -57,7 +57,7 @@ def pad(examples: list[dict]) -> dict:
 
 
 # %% Train, record and query
-# `RecordingTrainer(..., path=...)` is the only changed line. `loss_of` is a query for the loss
+# `RecordingTrainer(..., path=...)` is the only changed line. `loss_of` creates a query for the loss
 # that `evaluate` computes.
 def main() -> None:
     """Train, record and ask."""

@@ -5,8 +5,8 @@ schedule, the clipping, the optimizer.
 """
 
 # %% The data
-# The data are 600 handwritten digits for training, 60 of them with a wrong label, and 400 for the
-# query.
+# The data set has 600 handwritten digits for training, 60 of them with a wrong label, and 400 for
+# the query.
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -65,7 +65,7 @@ print(f"{len(np.intersect1d(suspects, flipped))} of the 30 lowest margins have a
 # with the scores.
 print(run.verify(scores).sentence)
 
-# %% Retrain without them
+# %% Retrain without the harmful instances
 # The same run is repeated without these 30 instances, with the same initial weights and the same
 # batches.
 without = run.counterfactual([worst])

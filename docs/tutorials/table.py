@@ -1,7 +1,8 @@
 """Clean a table.
 
 This tutorial starts from a CSV file and ends with a verdict and a cleaned copy. The table has 569
-tumours, and 12 % of its labels are wrong on purpose, so that we can count how many dross finds.
+tumors, and 12 % of its labels were deliberately made wrong, so that we can count how many dross
+finds.
 """
 
 # %% The file
@@ -18,20 +19,20 @@ rng = np.random.default_rng(0)
 wrong = rng.random(len(frame)) < 0.12
 other = {"malignant": "benign", "benign": "malignant"}
 frame.loc[wrong, "diagnosis"] = frame.loc[wrong, "diagnosis"].map(other)
-frame.to_csv("tumours.csv", index=False)
+frame.to_csv("tumors.csv", index=False)
 print(len(frame), "rows,", wrong.sum(), "labels are wrong")
 
 # %% Clean
-# On the command line, use `dross clean tumours.csv --label diagnosis --labels annotated`.
+# On the command line, use `dross clean tumors.csv --label diagnosis --labels annotated`.
 # *Annotated* means that a person judged each row, and that careful people would nearly always
 # agree. dross examines the label of every row with models that were not trained on it, scores
-# every row, and compares plans with no change on held-out rows.
+# every row, and compares each plan with changing nothing, on held-out rows.
 #
 # The labels of the held-out rows are as noisy as the others. Plans are chosen by the *noise-aware*
 # figures, which take this into account. The plain figures treat every given label as right, and
-# therefore penalise a model that confidently predicts the true class.
+# therefore penalize a model that confidently predicts the true class.
 project = dross.clean(
-    "tumours.csv", "diagnosis", labels="annotated", out="runs/tumours", progress=False
+    "tumors.csv", "diagnosis", labels="annotated", out="runs/tumors", progress=False
 )
 print(project.recommended)
 print(project.info.recommendation.reason)
@@ -50,16 +51,16 @@ hits = wrong[touched.index].sum()
 print(f"The plan changes {len(touched)} rows; {hits} of {wrong.sum()} wrong labels are among them.")
 
 # %% Does it help?
-# `dross judge runs/tumours` holds out each fifth of the rows in turn. It repeats everything
+# `dross judge runs/tumors` holds out each fifth of the rows in turn. It repeats everything
 # without these rows, trains new models with and without the plan, and compares them on the
 # held-out rows. About one in eight of the labels used for the evaluation is wrong as well; the log
 # loss takes this into account.
-verdict = dross.judge("runs/tumours", progress=False)
+verdict = dross.judge("runs/tumors", progress=False)
 print(verdict.verdict)
 print(verdict.sentence)
 
 # %% The cleaned copy
-# `dross export runs/tumours cleaned.csv` writes the copy. The input is not changed; a list next to
+# `dross export runs/tumors cleaned.csv` writes the copy. The input is not changed; a list next to
 # the copy shows which rows were removed or relabelled.
-done = dross.export("runs/tumours", "cleaned.csv")
+done = dross.export("runs/tumors", "cleaned.csv")
 print(done.written, "rows,", done.removed, "removed,", done.relabelled, "relabelled")

@@ -50,7 +50,7 @@ for id in sure:
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
 # %% Words that matter
-# If models are trained on words, the reasons for a review list the words that matter.
+# If models are trained on words, the explanation of a review lists the words that matter.
 for word, weight in project.why(int(table["score"].idxmin())).words[:5]:
     print(f"{word:10} {weight:+.2f}")
 
