@@ -167,7 +167,7 @@ def _estimate(run: Run, query: Query, damping: float) -> dict[str, np.ndarray]:
 
 
 def _compute_truths(run: Run, query: Query) -> dict[str, np.ndarray]:
-    """The change of the loss and <u, theta_-j - theta> for every instance [N].
+    """The change in the loss and <u, theta_-j - theta> for every instance [N].
 
     Both come from the same counterfactual runs.
     """
@@ -293,7 +293,7 @@ def draw_scatter(results: list[dict], path: Path, seed: int = 0) -> None:
         panel.set_title(f"{result['cell']}: tau {tau:.2f}", fontsize=8, loc="right")
         panel.ticklabel_format(style="sci", scilimits=(-2, 2))
     panels[0].legend()
-    canvas.supxlabel("true change of the validation loss")
+    canvas.supxlabel("true change in the validation loss")
     canvas.supylabel("estimated")
     charts.save_svg(charts.as_svg(canvas), path)
 

@@ -71,7 +71,7 @@ def main(path: str) -> None:
         panel.locator_params(axis="x", nbins=5)
         agreement = f"tau {check.tau:.3f} spearman {check.spearman:.3f} slope {check.slope:.3f}"
         print(name, agreement)
-    panels[0].set_ylabel("true change of the validation loss")
+    panels[0].set_ylabel("true change in the validation loss")
     panels[0].legend(frameon=False, loc="upper left")
     figure.savefig(path, metadata={"Date": None})
 

@@ -1,7 +1,7 @@
 """Instructions made of film reviews, some of them bad in five ways that happen.
 
     other answer     the answer belongs to another prompt
-    wrong verdict    the answer says the opposite of what the reviewer thought
+    wrong sentiment  the answer says the opposite of what the reviewer thought
     shuffled         the words of the answer are in no order
     German           the answer is in another language
     near duplicate   another example again, with a word or two changed
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 CLEAN = "clean"
-BAD = ("other answer", "wrong verdict", "shuffled", "German", "near duplicate")
+BAD = ("other answer", "wrong sentiment", "shuffled", "German", "near duplicate")
 VERDICTS = ("bad", "good")
 IGNORED = -100
 
@@ -134,7 +134,7 @@ def _spoil_one(
 ) -> Example:
     if kind == "other answer":
         return replace(example, answer=other.answer, kind=kind)
-    if kind == "wrong verdict":
+    if kind == "wrong sentiment":
         wrong = VERDICTS[1 - VERDICTS.index(example.verdict)]
         answer = example.answer.replace(f"Verdict: {example.verdict}", f"Verdict: {wrong}")
         return replace(example, answer=answer, kind=kind)

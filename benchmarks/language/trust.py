@@ -6,10 +6,10 @@ A small Llama is trained on reviews with several learning rates, batch sizes and
 The scores of each run are compared with counterfactual runs, and so are numbers computed from its
 tape alone:
 
-    growth       norm of the adjoint before the first step / its norm after the last
-    without H    1 - correlation of the scores with those without the Hessian term
-    bend         nonlinear part of the query's estimated change under a removal / its linear part
-    way          norm of the estimated change of the parameters / distance that training covered
+    growth           norm of the adjoint before the first step / its norm after the last
+    without H        1 - correlation of the scores with those without the Hessian term
+    nonlinearity     nonlinear part of the query's estimated change under a removal / its linear part
+    relative change  norm of the estimated change in the parameters / distance that training covered
 """
 
 import argparse
@@ -42,22 +42,22 @@ CONFIGURATIONS = [  # rate, batch, epochs
 ]
 
 
-def measure_bend(run: dross.Run, query: dross.Query, seed: int) -> tuple[float, float]:
-    """The bend and the way (see above), as means over a few groups of 1 %."""
+def measure_nonlinearity(run: dross.Run, query: dross.Query, seed: int) -> tuple[float, float]:
+    """The nonlinearity and the relative change (see above), as means over a few groups of 1 %."""
     recording, random = run.recording, np.random.default_rng([seed, 4])
     size = max(2, len(run) // 100)
     ids = random.choice(len(run), PROBED * size, replace=False)
     moves = torch.as_tensor(run.parameter_influence(ids).flat).reshape(PROBED, size, -1).sum(1)
     state, start = recording.state_at(run.steps), recording.state_at(recording.tape.first)
     derivative, _ = query.derivative(recording.objective, state)
-    now, way = float(run.evaluate(query)), float((state.theta - start.theta).norm())
-    bends, ways = [], []
+    now, covered = float(run.evaluate(query)), float((state.theta - start.theta).norm())
+    nonlinearities, changes = [], []
     for move in moves.to(state.theta.dtype):
         there = query.evaluate(recording.objective, replace(state, theta=state.theta + move))
         straight = float(derivative.theta[0] @ move)
-        bends.append(abs(float(there) - now - straight) / abs(straight))
-        ways.append(float(move.norm()) / way)
-    return float(np.mean(bends)), float(np.mean(ways))
+        nonlinearities.append(abs(float(there) - now - straight) / abs(straight))
+        changes.append(float(move.norm()) / covered)
+    return float(np.mean(nonlinearities)), float(np.mean(changes))
 
 
 def try_one(options: argparse.Namespace) -> dict:
@@ -69,16 +69,16 @@ def try_one(options: argparse.Namespace) -> dict:
     scores = run.influence(query)
     found = compare_with_truth(run, query, scores, seed=options.seed, folder=None)
     plain = retrace(run.recording, query, hessian=False).values
-    bend, way = measure_bend(run, query, options.seed)
+    nonlinearity, relative_change = measure_nonlinearity(run, query, options.seed)
     return found | {
         "growth": scores.details["adjoint_growth"],
         "without H": 1 - float(np.corrcoef(plain, scores.values)[0, 1]),
-        "bend": bend,
-        "way": way,
+        "nonlinearity": nonlinearity,
+        "relative change": relative_change,
     }
 
 
-PROXIES = ("growth", "without H", "bend", "way")
+PROXIES = ("growth", "without H", "nonlinearity", "relative change")
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.outcome.cifar10n [--rows 5000] [--labels worse]
 
 Images of the fifth training batch (none was used in development) with the worst label of three
-people, the label of one person, or the majority of three; features of the pretrained model that
-dross uses, 100 principal components. Every tool sees one file of annotated labels. Docta's
+people, the label of one person, or the majority vote of three; features of the pretrained model
+that dross uses, 100 principal components. Every tool sees one file of annotated labels. Docta's
 published answer for the worst labels, which comes from other features of all 50,000 images, is
 compared on the same rows. Test accuracy is that of models that learn the result, on images of the
 test batch with right labels.

@@ -1,7 +1,7 @@
 """The user's models: what an ordinary scikit-learn model gains from a cleaned copy.
 
 Two are of kinds that dross compares plans with (linear, trees), two of kinds that it never
-trains (network, bayes for classes; network, neighbours for numbers).
+trains (network, bayes for classes; network, neighbors for numbers).
 """
 
 import numpy as np
@@ -44,7 +44,7 @@ def regressors() -> dict:
         "linear": Ridge(),
         "trees": HistGradientBoostingRegressor(random_state=0),
         "network": MLPRegressor(hidden_layer_sizes=(64,), max_iter=60, random_state=0),
-        "neighbours": KNeighborsRegressor(15),
+        "neighbors": KNeighborsRegressor(15),
     }
 
 

@@ -40,7 +40,7 @@ def do_nothing(case: Case) -> Found:
 
 
 def remove_wrong(case: Case) -> Found:
-    """Remove exactly the wrong ones: what is possible."""
+    """Remove exactly the mislabelled rows: what is possible."""
     return Found(case.wrong)
 
 
@@ -132,7 +132,7 @@ def use_data_oob(case: Case) -> Found:
     return Found(rivals.data_oob(case))
 
 
-NOTHING, BEST, DROSS = "nothing", "exactly the wrong ones", "dross"
+NOTHING, BEST, DROSS = "nothing", "exactly the mislabelled rows", "dross"
 CLEAN_LEARNING = "CleanLearning"
 METHODS: dict[str, Method] = {
     NOTHING: Method(do_nothing),
@@ -146,7 +146,7 @@ METHODS: dict[str, Method] = {
         _rival(rivals.confident_with_validation, of_numbers=False),
         uses_validation=True,
     ),
-    "Datalab, neighbours": Method(_rival(rivals.datalab, of_numbers=False)),
+    "Datalab, neighbors": Method(_rival(rivals.datalab, of_numbers=False)),
     CLEAN_LEARNING: Method(use_clean_learning),
     "AUM": Method(_rival(rivals.area_under_margin, of_numbers=False)),
     "Data-OOB": Method(use_data_oob),

@@ -4,7 +4,7 @@ confident learning   `find_label_issues` of cleanlab 2.9 with its defaults ("pru
                      with five-fold cross-validated probabilities. Written out here, so that nothing
                      needs to be installed; `python rivals.py` checks that cleanlab gives the same
 CleanLearning        cleanlab's class around each of the user's models, with its sample weights
-Datalab              cleanlab's audit of features: out-of-sample 10 nearest neighbours
+Datalab              cleanlab's audit of features: out-of-sample 10 nearest neighbors
 AUM                  area under the margin (Pleiss et al. 2020): mean margin over the epochs of a
                      network, below the 99th percentile of rows that were given a fake class
 Data-OOB             out-of-bag accuracy in bagging (Kwon and Zou 2023), the lower of two clusters
@@ -33,11 +33,11 @@ def _models(case: Case) -> dict:
 
     found = judges.classifiers(case.classes)
     found["extra trees"] = ExtraTreesClassifier(100, random_state=0)
-    found["neighbours"] = KNeighborsClassifier(15)
+    found["neighbors"] = KNeighborsClassifier(15)
     return found
 
 
-ENSEMBLE = ("linear", "trees", "extra trees", "neighbours")
+ENSEMBLE = ("linear", "trees", "extra trees", "neighbors")
 
 
 def cross_validate(case: Case, name: str, with_validation: bool = False) -> np.ndarray:
@@ -267,7 +267,7 @@ def main() -> None:
         y = np.where(rng.random(n) < 0.2, rng.integers(0, classes, n), y)
         y[:classes] = np.arange(classes)
         if number % 3 == 0:
-            p = np.round(p * 10) / 10  # ties, as neighbours have them
+            p = np.round(p * 10) / 10  # ties, as neighbors have them
         if not (published(y, p, n_jobs=1) == find_label_issues(y, p)).all():
             sys.exit(f"cleanlab differs: {classes} classes, {n} rows")
     print("300 draws: the same issues as cleanlab")

@@ -1,11 +1,11 @@
-"""Shares of the possible gain, and what happens to data that need no cleaning, as Markdown.
+"""Shares of the possible gain, and what happens to data that needs no cleaning, as Markdown.
 
     python -m benchmarks.outcome.summary runs/outcome.jsonl [--into docs/results]
     python -m benchmarks.outcome.summary docs/results/outcome.csv
 
-The possible gain is that of removing exactly the wrong labels. Gains of all cases, models and sets
-are added up, then divided; intervals are from 1,000 bootstrap draws of sets. Numbers have a table
-of their own. With --into, the table of every case goes to outcome.csv and the figure to
+The possible gain is that of removing exactly the mislabelled rows. Gains of all cases, models and
+sets are added up, then divided; intervals are from 1,000 bootstrap draws of sets. Numbers have a
+table of their own. With --into, the table of every case goes to outcome.csv and the figure to
 outcome.svg there.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..tables import merge_rows
 
-BEST, NOTHING = "exactly the wrong ones", "nothing"
+BEST, NOTHING = "exactly the mislabelled rows", "nothing"
 CLEAN = "none"  # the kind of noise: data as they come
 SITUATIONS = ("validation right", "validation noisy", "checked", "one file")
 MEASURES = ("error", "log loss")
@@ -264,7 +264,7 @@ def _show_numbers(lines: list[dict]) -> None:
             clean = f"{found['loss worse']} of {found['pairs']}, {found['error points'] / 100:+.4f}"
         rows.append([method, *cells, f"{error}, {loss} of {count}", clean])
     head = ["method", *SITUATIONS, "worse: error, log score"]
-    print_table([*head, "undamaged: log score worse by 5 %, change of the error"], rows)
+    print_table([*head, "undamaged: log score worse by 5 %, change in the error"], rows)
 
 
 def _show_notes(cases: Cases) -> None:

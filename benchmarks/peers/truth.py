@@ -20,6 +20,6 @@ def groups(problem: Problem) -> dict[str, list[np.ndarray]]:
 
 
 def measure(problem: Problem, part: str) -> dict[str, np.ndarray]:
-    """The true change of the mean validation loss [K] and of the single losses [Q, K]."""
+    """The true change in the mean validation loss [K] and in the single losses [Q, K]."""
     runs = problem.run.counterfactual(groups(problem)[part])
     return {kind: runs.changes(problem.query(kind)) for kind in ("mean", "singles")}

@@ -66,7 +66,7 @@ def main() -> None:
         title = f"{kink}, rate {rate:g}, {steps * epochs} steps"
         print(f"{title}: tau {check.tau:.2f}", flush=True)
         draw(panel, check, title, charts.BLUE if kink == "GELU" else charts.RED)
-    figure.supxlabel("estimated change of the validation loss, in thousandths", fontsize=8)
+    figure.supxlabel("estimated change in the validation loss, in thousandths", fontsize=8)
     figure.supylabel("true change", fontsize=8)
     charts.save_svg(charts.as_svg(figure), Path(__file__).with_name("first-order.svg"))
 

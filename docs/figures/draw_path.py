@@ -87,7 +87,7 @@ def draw_mirror(panel, shares: list[float], true: float, score: float) -> None:
     panel.invert_xaxis()
     panel.set_title(f"the retrace is its mirror: score {score:.4f}, truth {true:.4f}")
     panel.set_xlabel("step, the last one first")
-    panel.set_ylabel("change of the validation loss")
+    panel.set_ylabel("change in the validation loss")
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(loc="center right")
 

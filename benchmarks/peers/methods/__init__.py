@@ -1,7 +1,7 @@
 """Every method, in the file of its library: `score(problem, kind) -> scores`.
 
 The kind is "mean" for the mean validation loss (scores [N]) or "singles" for the single validation
-losses (scores [Q, N]). All scores mean what dross' scores mean: the estimated change of the query
+losses (scores [Q, N]). All scores mean what dross' scores mean: the estimated change in the query
 when the instance is removed, up to a positive factor.
 """
 
