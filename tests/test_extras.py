@@ -30,7 +30,7 @@ def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
         raise _extras.PackageNotFoundError(name)
 
     monkeypatch.setattr(_extras, "requires", missing)
-    assert _extras.install_command("text") == "pip install '.[text]' in the checkout of dross"
+    assert _extras.install_command("text") == "pip install '.[text]' in your dross checkout"
 
 
 def test_nothing_tells_to_install_dross_from_an_index():

@@ -185,7 +185,7 @@ def test_a_lock_that_dross_did_not_write_stays_as_it_is(tmp_path, kind):
     else:
         path.hardlink_to(theirs)
     with pytest.raises(
-        DrossError, match=r"lock (cannot be locked|is not a lock file of dross): it is"
+        DrossError, match=r"lock (cannot be locked|is not a dross lock file): it is"
     ):
         hold_lock(path, "it").__enter__()
     assert theirs.read_text() == before and os.path.lexists(path)

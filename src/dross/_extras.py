@@ -15,7 +15,7 @@ def install_command(extra: str) -> str:
     """
     packages = _packages(extra)
     if not packages:  # dross is on the path, but not installed
-        return f"pip install '.[{extra}]' in the checkout of dross"
+        return f"pip install '.[{extra}]' in your dross checkout"
     return "pip install " + " ".join(f"'{package}'" for package in packages)
 
 

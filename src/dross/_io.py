@@ -114,7 +114,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         with open_in_place(path) as file:
             if file.read(1):
                 raise InvalidInput(
-                    f"{path} is not a lock file of dross: it is not empty. Move it elsewhere."
+                    f"{path} is not a dross lock file: it is not empty. Move it elsewhere."
                 )
         lock.acquire(timeout=0)
     except Timeout:

@@ -129,7 +129,7 @@ def test_too_few_labels_and_labels_of_other_data_are_refused(cleaned, again):
 def test_decisions_on_a_validation_file_do_not_touch_training_instances(cleaned):
     cleaned.decisions.record({0: ("remove", None), 1: ("relabel", "ash")}, part="validation")
     assert cleaned.current_decisions() == {}
-    with pytest.raises(InvalidInput, match="Nothing has been removed or relabelled"):
+    with pytest.raises(InvalidInput, match="No instance has been removed or relabeled"):
         dross.judge(cleaned.folder, decisions=True, seeds=2, progress=False)
     _, y = cleaned.cleaned()
     recommended = cleaned.recommended

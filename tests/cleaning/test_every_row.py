@@ -143,7 +143,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     folder, _, said = _made
     project = one[0]
     (line,) = [line for line in said if line.startswith("Labels: ")]
-    assert line.startswith("Labels: annotated. People assigned them")
+    assert line.startswith("Labels: annotated. Annotators assigned them")
     assert (
         project.info.training.labels == "annotated" and project.info.options.labels == "annotated"
     )

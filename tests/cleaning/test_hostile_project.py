@@ -175,7 +175,7 @@ def test_copy_and_list_come_from_the_same_decisions(little, monkeypatch):
 def test_more_than_could_ever_be_done_is_refused_at_once(evil):
     judge = lambda **options: dross.judge(evil, remove=3, progress=False, **options)
     with pytest.raises(
-        InvalidInput, match=r"`seeds` must be at most 1,000, not 1.*: each seed trains"
+        InvalidInput, match=r"`seeds` must be at most 1,000, not 1.*: three models are trained"
     ):
         judge(seeds=10**40)
     for command in (

@@ -265,7 +265,10 @@ def test_random_removal_is_not_an_improvement(digits, no_noise):
     removed = np.random.default_rng(3).choice(600, 40, replace=False)
     verdict = reach_verdict(x[:600], y[:600], removed=removed)
     assert verdict.verdict == "inconclusive" and verdict.removed == 40
-    assert "instances to show it (there are 600)" in verdict.advice or "less than" in verdict.advice
+    assert (
+        "instances would be needed to detect the change (there are 600)" in verdict.advice
+        or "less than" in verdict.advice
+    )
 
 
 def test_a_class_that_vanishes_by_the_edits(no_noise):
@@ -280,7 +283,7 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
     relabelled = {int(id): "0" for id in np.flatnonzero(y)}
     with pytest.raises(InvalidInput, match=r"only one class .* GaussianNB cannot be trained"):
         reach_verdict(x, y, relabelled=relabelled, model=GaussianNB())
-    with pytest.raises(InvalidInput, match="relabelled as 'x', which is not one of the classes"):
+    with pytest.raises(InvalidInput, match="relabeled as 'x', which is not one of the classes"):
         reach_verdict(x, y, relabelled={3: "x"})
 
 

@@ -91,7 +91,9 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
     (kept,) = project.verdicts()
     assert kept["verdict"] == "improved" and kept["nested"] and kept["model"] == "linear"
     page = (whole / "report.html").read_text()
-    assert "on all rows, held out in turn" in page and "all given labels counted as right" in page
+    assert (
+        "on all rows, held out in turn" in page and "counting all given labels as correct" in page
+    )
     assert "improved" in verdict._repr_html_() and "improved" in repr(verdict)
 
 
@@ -109,7 +111,7 @@ def test_a_list_is_judged_and_the_verdict_says_what_it_has_seen(whole):
 def test_a_test_file_measures(tested):
     verdict = ask(tested)
     assert not verdict.nested and verdict.rows == 80 and "with knowledge of" not in verdict.advice
-    assert "on 80 test rows (3 passes with fresh seeds)" in verdict.sentence
+    assert "on 80 test rows (3 repetitions with fresh seeds)" in verdict.sentence
     assert "on the test rows" in (tested / "report.html").read_text()
 
 
@@ -181,7 +183,7 @@ def test_random_states_inside_of_a_pipeline_are_set(tested):
     pipeline = make_pipeline(StandardScaler(), MLPClassifier((4,), max_iter=10))
     verdict = ask(tested, pipeline, seeds=2)
     assert verdict.model == "StandardScaler + MLPClassifier" and not verdict.resampled
-    assert "The model warns: Stochastic Optimizer: Maximum iterations" in verdict.advice
+    assert "Warning from the model: Stochastic Optimizer: Maximum iterations" in verdict.advice
     state = np.random.get_state()[1].tolist()  # the caller's random numbers go on as they were
     assert ask(tested, pipeline, seeds=2).metrics == verdict.metrics
     assert np.random.get_state()[1].tolist() == state

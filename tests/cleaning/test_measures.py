@@ -49,4 +49,4 @@ def test_a_verdict_is_a_table_of_words():
         "95 % confidence interval": "-2.0 to -1.0",
         "random control": "0.0 points",
     }
-    assert second["measure"] == "log loss, all given labels counted as right"
+    assert second["measure"] == "log loss, counting all given labels as correct"

@@ -55,8 +55,8 @@ def test_one_sentence_says_what_was_found_and_what_to_do(project):
     assert find_sentence(project) == (
         "2 of 171 test instances are also in the training set, as exact or near copies, which "
         "makes the verdict too optimistic. 2 training instances are exact or near copies of "
-        "another, in 1 group; the labels differ there, so at least one of them is wrong. dross "
-        "review lists them under Copies: remove the duplicates there."
+        "other training instances, in 1 group; the labels differ there, so at least one of them is "
+        "wrong. dross review lists them under Copies: remove the duplicates there."
     )
 
 

@@ -75,7 +75,7 @@ def test_ten_rows_prove_nothing():
     base[:, 1] = (rng.random(10) < 0.5) * -1.0 + (rng.random(10) < 0.4) * 1.0
     found = verdict.compare_metric(base + rng.normal(0, 1e-3, base.shape))
     assert not found.is_better and not found.is_worse
-    assert "instances to show it (there are 10)" in verdict.advise(
+    assert "instances would be needed to detect the change (there are 10)" in verdict.advise(
         "inconclusive", {"log loss": found}, 10, 10
     )
 
@@ -126,7 +126,7 @@ def test_nothing_changes():
     metrics = {"error": verdict.compare_metric(same), "log loss": verdict.compare_metric(2 * same)}
     assert verdict.decide_verdict(metrics) == "inconclusive"
     said = verdict.advise("inconclusive", metrics, 10, 40)
-    assert "predict the same for all 40 rows" in said
+    assert "make the same predictions for all 40 rows" in said
 
 
 def test_advice_is_about_what_can_be_settled():
@@ -142,7 +142,7 @@ def test_advice_is_about_what_can_be_settled():
     steady = values(1.0, 0.98, 1.0, spread=0.0, passes=3)
     steady[:, 1] += np.array([0.015, 0.0, -0.015])[:, None]  # only the seeds disagree
     said = verdict.advise("inconclusive", {"log loss": verdict.compare_metric(steady)}, 3, 400)
-    assert "seeds to show it (`seeds`)." in said
+    assert "seeds would be needed to detect the change (`seeds`)." in said
 
 
 def exact(before, after, low, high):
@@ -184,7 +184,7 @@ def test_figures_are_what_they_say():
         noise=0.15,
     )
     sentence = verdict.describe_verdict(improved, "The model")
-    assert sentence.startswith("The model improved with 3 removed and 1 relabelled: error: 15.7 %")
+    assert sentence.startswith("The model improved with 3 removed and 1 relabeled: error: 15.7 %")
     assert "on all 900 rows, each predicted by models that were not trained on it" in sentence
     assert sentence.endswith("takes into account that about 15 % of these labels are wrong.")
     assert "mistake" not in sentence
@@ -205,9 +205,9 @@ def test_a_change_that_decides_comes_before_one_that_is_not_clear():
         noise=0.0,
     )
     assert verdict.describe_verdict(told, "The model") == (
-        "The model improved with 5 removed and 44 relabelled: log loss 0.522 -> 0.491 (-0.031, 95 % "
+        "The model improved with 5 removed and 44 relabeled: log loss 0.522 -> 0.491 (-0.031, 95 % "
         "confidence interval -0.050 to -0.013); error: 10.1 % -> 10.2 % (no clear change: +0.1 "
-        "points, 95 % confidence interval -0.6 to +0.8); on 900 test rows (10 passes with fresh "
+        "points, 95 % confidence interval -0.6 to +0.8); on 900 test rows (10 repetitions with fresh "
         "seeds)."
     )
 
@@ -226,6 +226,6 @@ def test_the_verdict_says_how_the_list_was_chosen():
 def test_why_the_plain_log_loss_rises():
     better, worse = compare(1.0, 0.8, 1.0), compare(1.0, 1.3, 1.0)
     said = verdict.describe_plain({"log loss": worse}, {"log loss": better})
-    assert "would rise from 0.99 to 1.29" in said and "penalised for its confidence" in said
+    assert "would rise from 0.99 to 1.29" in said and "penalized for its confidence" in said
     assert verdict.describe_plain({"log loss": worse}, {"log loss": worse}) == ""
     assert verdict.describe_plain({"log loss": better}, {"log loss": better}) == ""

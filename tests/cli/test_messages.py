@@ -54,9 +54,13 @@ def test_a_missing_project(run, tmp_path):
     )
     (tmp_path / "runs" / "people").mkdir(parents=True)
     (tmp_path / "runs" / "people" / "project.json").write_text("{}")
-    hint = "Pass one that dross clean made: runs/people."
-    assert run("review", "t.csv")[1].endswith(f"not the folder that dross clean made of it. {hint}")
-    assert run("export", "runs", "a.csv")[1].endswith(f"not a folder that dross clean made. {hint}")
+    hint = "Pass one that dross clean created: runs/people."
+    assert run("review", "t.csv")[1].endswith(
+        f"not the folder that dross clean created from it. {hint}"
+    )
+    assert run("export", "runs", "a.csv")[1].endswith(
+        f"not a folder created by dross clean. {hint}"
+    )
     assert "There is no recorded run at nowhere" in run("info", "nowhere")[1]
 
 
@@ -127,7 +131,7 @@ ODD = {  # name of the file: its content, further options, what is said
         "",
         "t.csv is an Excel workbook, not a text file. Rename it to t.xlsx.",
     ),
-    "u.xlsx": (write_book(), "--label income", "but the sheet 'Data' has. Pass --sheet Data."),
+    "u.xlsx": (write_book(), "--label income", "but the sheet 'Data' does. Pass --sheet Data."),
     "v.pdf": (b"%PDF-1.7\n\xe2\xe3", "", "v.pdf is a PDF document, not a table."),
     "w.zip": (pack_zip(a="", b=""), "", "is a ZIP archive, not a table. Unpack it and pass one of"),
     "x.docx": (pack_zip(word_document=""), "", "x.docx is a Word document, not a table."),
@@ -140,7 +144,7 @@ ODD = {  # name of the file: its content, further options, what is said
     "A.csv": (b"\x89PNG\r\n\x1a\n\0", "", "A.csv is an image, not a table."),
     "B.csv": (b"PAR1\0\0", "", "B.csv is a Parquet file, not a text file. Rename it to B.parquet."),
     "C.parquet": (PEOPLE, "", "C.parquet is a text file, not a Parquet file. Rename it to C.csv."),
-    "D.csv": (b"\x80\x04\x95\0", "", "D.csv is a Python pickle, not a table. dross opens none"),
+    "D.csv": (b"\x80\x04\x95\0", "", "D.csv is a Python pickle, not a table. dross does not open"),
     "E.csv": (PEOPLE, "--label income --sheet Data", "which has no sheets. Leave out --sheet."),
     "F.csv": (PEOPLE, "--label income --test a.csv", "There is no file a.csv."),
     "H.csv": (
@@ -176,7 +180,8 @@ def test_odd_inputs(run, tmp_path, name):
         ("peple.csv", "There is no file peple.csv. Did you mean people.csv?"),
         (
             "folder",
-            "folder contains no images, but 1 table, such as folder/a.csv. Pass one of them.",
+            "folder contains no images, but it does contain 1 table, such as folder/a.csv. Pass one of "
+            "them.",
         ),
     ],
 )

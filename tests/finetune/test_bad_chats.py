@@ -29,11 +29,11 @@ ROWS = {
     "nothing": ("\n\n", "is empty"),
     "no response": (
         '{"question": "a", "text": "b"}\n',
-        r"nor one that looks like the responses.* `prompt` and `response`",
+        r"nor one that appears to contain the responses.* `prompt` and `response`",
     ),
     "a number": (
         '{"prompt": "a", "response": 3}\n',
-        "Expected `array`, got `int`. Pass a string, or messages",
+        "Expected `array`, got `int`. Pass a string, or a list of messages",
     ),
     "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "Invalid enum value 'bot'"),
     "an image": (
@@ -42,11 +42,11 @@ ROWS = {
     ),
     "half a letter": (
         '{"prompt": "a\\ud83d", "response": "b"}\n',
-        r"line 1: '\\ud83d' is half of a",
+        r"line 1: '\\ud83d' is an unpaired surrogate",
     ),
     "half a letter of the source": (
         '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "b", "source": "\\ude00"}\n',
-        "line 2: .* is half of a character",
+        "line 2: .* is an unpaired surrogate",
     ),
     "no content": ('{"messages": [{"role": "user"}]}\n', "missing required field `content`"),
 }

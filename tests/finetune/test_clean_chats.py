@@ -62,7 +62,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     folder, chats, _ = made
     judged = run("judge", folder, "--remove", 5, "--seeds", 2)
     said = " ".join(judged.output.split())
-    assert "(2 passes with fresh seeds)" in said and "with 5 removed: loss " in said
+    assert "(2 repetitions with fresh seeds)" in said and "with 5 removed: loss " in said
     verdict = Project.open(folder).verdicts()[-1]
     assert set(verdict["metrics"]) == {"loss", "error"} and verdict["removed"] == 5
     assert not (folder / "judging").exists() and not (folder / "judging.json").exists()

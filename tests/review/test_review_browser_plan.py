@@ -103,7 +103,7 @@ def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
         assert "wrong-50 (recommended)" in table and "-1.1 points (-1.4 to -0.8)" in table
         assert "remove 10" in table and "+0.4 points (+0.1 to +0.7)" in table
         assert "plain log loss" in table
-        assert "rows that are more than 90 % likely to be wrong" in table
+        assert "rows whose label is more than 90 % likely to be wrong" in table
         page.keyboard.press("Escape")
         page.click("#plan summary")
         assert not page.is_visible("#plan-why") and page.is_visible("#take-plan")

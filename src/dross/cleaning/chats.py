@@ -78,11 +78,14 @@ class ChatOptions:
     batch_size: int = 8
 
     def __post_init__(self):
-        why = "each goes through all examples again"
+        why = "each adds passes over all examples"
         check_count(self.repeats, "`repeats`", at_most=_MAX_RUNS, because=why)
         check_count(self.epochs, "`epochs`", at_most=_MAX_EPOCHS, because=why)
         check_count(
-            self.batch_size, "`batch_size`", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
+            self.batch_size,
+            "`batch_size`",
+            at_most=_MAX_BATCH_SIZE,
+            because="each step processes one batch",
         )
         for name in ("lora", "last_layers", "max_tokens"):
             value = getattr(self, name)
@@ -190,9 +193,9 @@ def _find_columns(path: Place, names: list[str], chosen: _Columns) -> _Columns:
     if prompt is None or response is None:
         lacking = "prompts" if prompt is None else "responses"
         raise InvalidInput(
-            f"{path} has neither a column '{MESSAGES}' nor one that looks like the {lacking}. Its "
-            f"columns are: {', '.join(names) or 'none'}. Name the columns with `prompt` and "
-            "`response`."
+            f"{path} has neither a '{MESSAGES}' column nor one that appears to contain the "
+            f"{lacking}. Its columns are: {', '.join(names) or 'none'}. Specify the columns with "
+            "`prompt` and `response`."
         )
     return _Columns(prompt, response, source)
 
@@ -228,9 +231,9 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
         messages = msgspec.convert(value, list[_Message])
     except msgspec.ValidationError as error:
         raise InvalidInput(
-            f"{where}: {error}. Pass a string, or messages that are objects with 'role' (system, "
-            "user, assistant or tool) and 'content'. dross fine-tunes on text only; images and "
-            "other content types are not supported."
+            f"{where}: {error}. Pass a string, or a list of messages, each an object with 'role' "
+            "(system, user, assistant or tool) and 'content'. dross fine-tunes on text only; images "
+            "and other content types are not supported."
         ) from None
     return [{"role": one.role, "content": one.content or ""} for one in messages]
 

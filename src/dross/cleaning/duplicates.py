@@ -604,8 +604,8 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
             where = f"in {counts.conflicting:,} of them" if counts.groups > 1 else "there"
             conflict = f"; the labels differ {where}, so at least one of them is wrong"
         sentences.append(
-            f"{counts.train:,} training instances are exact or near copies of another, in "
-            f"{say_count(counts.groups, 'group')}{conflict}."
+            f"{counts.train:,} training instances are exact or near copies of other training "
+            f"instances, in {say_count(counts.groups, 'group')}{conflict}."
         )
     if sentences:
         sentences.append("dross review lists them under Copies: remove the duplicates there.")

@@ -63,8 +63,8 @@ def choose_edits(
         return decided
     if decisions:
         raise InvalidInput(
-            "Nothing has been removed or relabelled on the page yet. Make decisions with dross "
-            f"review {project.folder}, or pass `remove`."
+            "No instance has been removed or relabeled on the review page yet. Make decisions "
+            f"with dross review {project.folder}, or pass `remove`."
         )
     if project.recommended is None:
         raise InvalidInput(
@@ -91,9 +91,9 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     if remove:
         what.append(f"the {len(harmful)} most harmful removed")
     if relabel:
-        what.append(f"the {len(relabelled)} most probable label errors relabelled")
+        what.append(f"the {len(relabelled)} most probable label errors relabeled")
     if in_both.any():
-        what.append(f"{int(in_both.sum())} instances in both lists relabelled, not removed")
+        what.append(f"{int(in_both.sum())} instances in both lists relabeled, not removed")
     return ChosenEdits(harmful[~in_both], relabelled, ", ".join(what), ranked=True)
 
 

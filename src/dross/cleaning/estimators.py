@@ -69,7 +69,7 @@ def find_model(model: Any, task: Task) -> JudgingModel:
     if entry:
         if ":" not in entry:
             raise InvalidInput(
-                f"`estimator` takes sklearn:NAME or module:function, and '{entry}' has no colon. "
+                f"`estimator` takes sklearn:NAME or module:function, but '{entry}' has no colon. "
                 f"For a scikit-learn class: `estimator='sklearn:{_nearest(entry, task) or entry}'`."
             )
         estimator = import_function(entry) if _is_own_code(entry) else _find_class(entry, task)
@@ -155,7 +155,7 @@ def _check_kind(estimator: Any, name: str, task: Task) -> None:
     article = "an" if kind[0] in "aeiou" else "a"
     raise InvalidInput(
         f"{name} is {article} {kind.replace('_', ' ')}, but the labels of this project are "
-        f"{learned}. Judge with a {task.estimator}{hint}."
+        f"{learned}. Pass a {task.estimator}{hint}."
     )
 
 

@@ -92,7 +92,7 @@ def examine(
     recipe = searched.recipe
     trusted = job.options.validation_is_clean
     rows = make_rows(job.prepared, checked, copies, trusted=trusted)
-    job.say(f"Examining {len(rows):,} labels by models that were not trained on them ...")
+    job.say(f"Examining {len(rows):,} labels with models that were not trained on them ...")
     stages.begin("labels")
     started = time.monotonic()
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)

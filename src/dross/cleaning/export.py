@@ -111,9 +111,9 @@ def export(
                 sync_folder(to.parent)
     except OSError as error:
         if isinstance(error, DrossError):
-            raise DrossError(f"{error} Nothing else was changed.") from error
+            raise DrossError(f"{error} No other file was changed.") from error
         reason = error.strerror or error
-        raise DrossError(f"{to} cannot be written: {reason}. Nothing else was changed.") from error
+        raise DrossError(f"{to} cannot be written: {reason}. No other file was changed.") from error
     source = find_place(request.data)
     note = "" if is_folder(source) else find_format(source).not_copied
     return Exported(to, listed, len(edits.removed), len(edits.relabelled), written, note)

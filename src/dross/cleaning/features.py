@@ -419,7 +419,7 @@ def compute_features(
     items = load_item(data.source.content, data.root)
     compute = None
     chunks = []
-    with progress_bar(f"features by {backbone}", count, show=progress, unit="instances") as bar:
+    with progress_bar(f"features from {backbone}", count, show=progress, unit="instances") as bar:
         for number, start in enumerate(range(0, count, _CHUNK)):
             stop = min(start + _CHUNK, count)
             kept = store.get(number)

@@ -199,8 +199,8 @@ _SIGNATURES = {
     **{
         b"\x80" + bytes([protocol]): Kind(
             "a Python pickle",
-            "dross opens none, because a pickle can run code. Load it in Python and pass the data: "
-            "dross.clean(frame, 'label').",
+            "dross does not open pickles, because loading one can run arbitrary code. Load it in "
+            "Python and pass the data: dross.clean(frame, 'label').",
         )
         for protocol in (2, 3, 4, 5)
     },
@@ -209,7 +209,9 @@ _IN_ZIP = {  # the name of a file in the archive
     "xl/workbook.xml": Kind(EXCEL, suffix=".xlsx"),
     "xl/workbook.bin": Kind(EXCEL, suffix=".xlsb"),
     "word/document.xml": Kind("a Word document", "Copy its table into an Excel workbook."),
-    "ppt/presentation.xml": Kind("a PowerPoint document", "Copy its table into a workbook."),
+    "ppt/presentation.xml": Kind(
+        "a PowerPoint presentation", "Copy its table into an Excel workbook."
+    ),
     "Index/Document.iwa": Kind("an Apple Numbers or Pages document", "Export it as CSV or Excel."),
 }
 _SAVE_PAGE = "Open it in a spreadsheet program and save it as CSV or Excel."
@@ -260,7 +262,7 @@ def _recognize_zip(raw: bytes) -> Kind:
 
 def _recognize_office(raw: bytes) -> Kind:
     if "EncryptedPackage".encode("utf-16-le") in raw:
-        return Kind("a file with a password", "Save it without the password.")
+        return Kind("a password-protected file", "Save it without the password.")
     if "WordDocument".encode("utf-16-le") in raw:
         return Kind("a Word document", "Copy its table into an Excel workbook.")
     return Kind(EXCEL, suffix=".xls")

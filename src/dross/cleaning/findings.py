@@ -174,9 +174,10 @@ def warn_of_disagreement(info: ProjectInfo) -> str | None:
     if agreement is None or agreement >= _POOR_AGREEMENT:
         return None
     return (
-        f"The {info.runs} runs agree poorly on what is harmful (the rank correlation between "
-        f"halves of the runs is {agreement:.2f}): more than half of the ranking is due to chance. "
-        "To make the ranking more stable, run dross clean with a higher `repeats`."
+        f"The {info.runs} runs agree poorly on which instances are harmful (the rank correlation "
+        f"between halves of the runs is {agreement:.2f}): more than half of the variation in the "
+        "ranking is due to chance. To make the ranking more stable, run dross clean with a higher "
+        "`repeats`."
     )
 
 
@@ -223,8 +224,7 @@ def _warn_of_one_class(labels: list[str], plan: PlanResult) -> str:
     return (
         f"{most.lost} of the {count} removed instances are '{most.name}': removing them shifts the "
         "decision boundary between the classes more than it corrects mistakes. Review them, and those "
-        "that are "
-        "probably mislabelled, before you remove them."
+        "that are probably mislabeled, before you remove them."
     )
 
 

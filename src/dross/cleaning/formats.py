@@ -384,8 +384,8 @@ def _check_letters(row: dict[str, Any], where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"{where}: {text[error.start]!a} is half of a character, such as an emoji that was cut "
-            "in two. Remove it, or write the whole character."
+            f"{where}: {text[error.start]!a} is an unpaired surrogate, that is, half of a "
+            "character such as an emoji. Remove it, or write the whole character."
         ) from None
 
 
@@ -480,7 +480,7 @@ class _ExcelFormat(TableFormat):
             if other != sheet and lacking in [str(cell).strip() for cell in next(iter(rows), [])]:
                 return (
                     f"{path}: the sheet '{sheet}' has no column named '{lacking}', but the sheet "
-                    f"'{other}' has. Pass `sheet={other!r}`."
+                    f"'{other}' does. Pass `sheet={other!r}`."
                 )
         return None
 

@@ -122,8 +122,8 @@ def read_folder(folder: Path) -> Source:
     tables = [path for path in everything if split_suffix(path.name)[0] in FORMATS]
     if not files and tables:
         raise InvalidInput(
-            f"{folder} contains no images, but {say_count(len(tables), 'table')}, such as "
-            f"{tables[0]}. Pass one of them."
+            f"{folder} contains no images, but it does contain "
+            f"{say_count(len(tables), 'table')}, such as {tables[0]}. Pass one of them."
         )
     if not files:
         raise InvalidInput(
@@ -247,7 +247,7 @@ def _open_again(path: Path) -> np.ndarray:
     pixels = _open(path)
     if pixels is None:
         raise InvalidInput(
-            f"{path} could be opened before, but no longer can. Check whether it was moved."
+            f"{path} could be opened earlier, but cannot be opened now. Check whether it was moved."
         )
     return pixels
 

@@ -229,7 +229,7 @@ def _check_sizes(sources: Mapping[str, Source], whole: Source) -> list[str]:
     if "test" in sources and len(sources["test"]) < _SMALL_TEST_PART:
         notes.append(
             f"The test set has only {len(sources['test'])} instances: with so few, only a large "
-            "improvement can be shown."
+            "improvement can be detected."
         )
     return notes
 

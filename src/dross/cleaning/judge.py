@@ -203,8 +203,8 @@ def judge(
 def check_seeds(count: int) -> None:
     """Refuse, with InvalidInput, too few seeds for a comparison, and more than anyone needs."""
     if count < 2:
-        raise InvalidInput("A comparison needs at least 2 seeds; 10 is a good number.")
-    why = "each seed trains three models; 10 is a good number"
+        raise InvalidInput("A comparison needs at least 2 seeds; 10 are usually enough.")
+    why = "three models are trained per seed, and 10 seeds are usually enough"
     check_count(count, "`seeds`", at_most=_MAX_SEEDS, because=why)
 
 
@@ -379,7 +379,7 @@ def judge_rows(
         estimators, warned = _try_estimators(estimators, x, y, pieces[0].fold)
         resampled = estimators.resample
         predict = estimators.predict
-        notes += [f"The model warns: {line}" for line in warned[:1]]
+        notes += [f"Warning from the model: {line}" for line in warned[:1]]
         settings["estimator"] = model.describe() | {"resampled": resampled}
     z = principal_components(rows.x)
     learner = RowLearner(
@@ -434,7 +434,7 @@ def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
         known = data.source.task.read(label, classes)
         if known is None:
             what = "one of the classes" if classes else "a valid number"
-            raise InvalidInput(f"Some instances were relabelled as '{label}', which is not {what}.")
+            raise InvalidInput(f"Some instances were relabeled as '{label}', which is not {what}.")
         relabelled[id] = classes.index(label) if classes else known
     return Edits(edits.removed, relabelled)
 

@@ -78,7 +78,7 @@ def tabulate_verdict(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
     verdict: the fields of a `Verdict`, as JSON.
     """
     rows = []
-    for kind, about in (("metrics", ""), ("plain", ", all given labels counted as right")):
+    for kind, about in (("metrics", ""), ("plain", ", counting all given labels as correct")):
         for name, metric in verdict.get(kind, {}).items():
             shown = show_metric(name, metric)
             row = {

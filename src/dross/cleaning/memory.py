@@ -503,5 +503,5 @@ def _restore_labels(labels: Series, types: DataTypes) -> Any:
 def _to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is not a type of tensor")
+        raise ValueError(f"{name} is not a tensor dtype")
     return torch.from_numpy(np.ascontiguousarray(array).copy()).to(dtype)

@@ -119,10 +119,10 @@ def clean(
         model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
             of `linear` and `mlp` is better; for images and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
-        labels: how the labels came about. `annotated`: people assigned them, and careful people
-            would nearly always agree (topics, objects in images). `observed`: they record what
-            happened (income, survival, default), so equal instances can have different labels. By
-            default `annotated` for images and texts, and `observed` otherwise.
+        labels: how the labels came about. `annotated`: annotators assigned them, and careful
+            annotators would nearly always agree (topics, objects in images). `observed`: they
+            record what happened (income, survival, default), so identical instances can have
+            different labels. By default `annotated` for images and texts, and `observed` otherwise.
         repeats: how many independent runs the scores are averaged over.
         lr, epochs, batch_size: for training. By default a search finds the learning rate and the
             epochs.
@@ -233,8 +233,8 @@ def _request_files(
     for name, value in {"label": label, **parts}.items():
         if is_in_memory(value):
             raise InvalidInput(
-                f"{name} is a {type(value).__name__}, but the data are a path. Pass paths and names "
-                "of columns, or pass the data themselves: dross.clean(X, y)."
+                f"{name} is a {type(value).__name__}, but the data were passed as a path. Pass "
+                "paths and names of columns, or pass the data themselves: dross.clean(X, y)."
             )
     paths = {part: absolute(path) for part, path in parts.items() if path is not None}
     return Request(absolute(data), label, **paths, **reading)
@@ -322,12 +322,12 @@ def _describe_labels(job: Job) -> str:
     how = "" if job.options.labels else f" (assumed; `labels={other!r}` changes this)"
     if job.labels == "annotated":
         return (
-            f"Labels: annotated{how}. People assigned them, and careful people would nearly always "
-            "agree: a label that models find unlikely is probably wrong."
+            f"Labels: annotated{how}. Annotators assigned them, and careful annotators would "
+            "nearly always agree: a label that models find unlikely is probably wrong."
         )
     return (
-        f"Labels: observed{how}. They record what happened, and equal instances can have different "
-        "labels: an unlikely label is changed only on strong evidence."
+        f"Labels: observed{how}. They record what happened, and identical instances can have "
+        "different labels: an unlikely label is changed only on strong evidence."
     )
 
 

@@ -166,21 +166,21 @@ RULES: dict[str, Rule] = {
         relabel=0.9,
         remove=True,
         words="relabel rows for which another label is more than 90 % likely, and remove other "
-        "rows that are more than 50 % likely to be wrong",
+        "rows whose label is more than 50 % likely to be wrong",
     ),
     "wrong-70": Rule(
         touch=0.7,
         relabel=0.9,
         remove=True,
         words="relabel rows for which another label is more than 90 % likely, and remove other "
-        "rows that are more than 70 % likely to be wrong",
+        "rows whose label is more than 70 % likely to be wrong",
     ),
     "wrong-90": Rule(
         touch=0.9,
         relabel=0.9,
         remove=True,
         words="relabel rows for which another label is more than 90 % likely, and remove other "
-        "rows that are more than 90 % likely to be wrong",
+        "rows whose label is more than 90 % likely to be wrong",
     ),
     "relabel-90": Rule(
         touch=0.5,

@@ -469,7 +469,7 @@ def compare_digests(project: Project, found: dict[str, str]) -> None:
         if project.info.input_files.get(name) != digest:
             path = getattr(project.request, name, name)
             raise InputChanged(
-                f"{path} has changed since dross clean read it, even if only in a column or file "
+                f"{path} has changed since dross clean read it, possibly only in a column or file "
                 f"that the models do not use. {_RESTORE}"
             )
 

@@ -133,12 +133,12 @@ def explain_missing(folder: Path) -> str:
         return f"dross clean has not finished in {folder}. Run the same command again to resume."
     others = sorted({path.parent for path in (*folder.glob(f"*/{INFO}"), *_list_beside(folder))})
     shown = ", ".join(map(str, others[:3]))
-    hint = f"Pass one that dross clean made: {shown}." if others else "Run dross clean first."
+    hint = f"Pass one that dross clean created: {shown}." if others else "Run dross clean first."
     if not folder.exists():
         return f"There is no folder {folder}. {hint}"
     if folder.is_dir():
-        return f"{folder} is not a folder that dross clean made. {hint}"
-    return f"{folder} is a file, not the folder that dross clean made of it. {hint}"
+        return f"{folder} is not a folder created by dross clean. {hint}"
+    return f"{folder} is a file, not the folder that dross clean created from it. {hint}"
 
 
 def _list_beside(folder: Path) -> list[Path]:

@@ -158,7 +158,7 @@ class ProjectInfo(JobInfo):
         for plan in self.recommendation.plans:
             ids = [*plan.removed.tolist(), *plan.relabelled]
             if not all(0 <= id < self.counts["train"] for id in ids):
-                raise ValueError(f"the plan {plan.name} is about instances that do not exist")
+                raise ValueError(f"the plan {plan.name} refers to instances that do not exist")
             if self.classes and not set(plan.relabelled.values()) <= set(self.classes):
                 raise ValueError(f"the plan {plan.name} has labels that are not classes")
 

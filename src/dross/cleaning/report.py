@@ -176,7 +176,7 @@ def _tell_errors(project: Project) -> list[dict[str, str]]:
         ]
     changes = [f"{words['change']}, 95 % confidence interval {words['interval']}."]
     changes += [
-        f"{name.capitalize()}: {words['before']} → {words['after']}, interval of the change "
+        f"{name.capitalize()}: {words['before']} → {words['after']}, interval for the change "
         f"{words['interval']}."
         for name, words in others
     ]
@@ -194,7 +194,7 @@ def _tell_verdict(project: Project) -> list[dict[str, str]]:
         detail = f"dross judge {project.folder} trains new models with and without the edits."
         return [{"title": title, "value": "Not yet", "detail": detail}]
     changes = [
-        f"{row['measure'].capitalize()}: {row['before']} → {row['after']}, interval of the change "
+        f"{row['measure'].capitalize()}: {row['before']} → {row['after']}, interval for the change "
         f"{row['95 % confidence interval']}."
         for row in tabulate_verdict({"metrics": verdicts[-1]["metrics"]})
     ]
@@ -456,7 +456,7 @@ def _draw_rate_search(training: TrainingInfo) -> str:
             markersize=3,
             label=f"learning rate {rate:g}{' (chosen)' if is_chosen else ''}",
         )
-    panel.set(xlabel="epochs (each run to its end)", ylabel="held-out loss")
+    panel.set(xlabel="epochs (every point is a complete training run)", ylabel="held-out loss")
     shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]
     if shown:  # data that are easy to learn reach 0
         lowest, highest = min(shown), max(shown)

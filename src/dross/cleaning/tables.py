@@ -115,7 +115,7 @@ def _check_needed(names: list[str], original: list[str], needed: list[str], wher
         if len(places) > 1:
             raise InvalidInput(
                 f"{where} has {len(places)} columns named '{name}' (columns {', '.join(places)}). "
-                "Rename all but the one that is meant."
+                "Rename all but the one you want to use."
             )
 
 
@@ -362,7 +362,7 @@ def _parsed_names(column: Column) -> list[str]:
 def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
     """That no column can be learned from, and what to pass so that one can."""
     if not columns:
-        return "The table has no column besides the label. Add those to learn from."
+        return "The table has no column besides the label. Add columns to learn from."
     reasons = "; ".join(f"'{column.name}': {column.why}" for column in columns[:5])
     more = "; ..." if len(columns) > 5 else ""
     varying = [column.name for column in columns if content[column.name].nunique() > 1]
@@ -447,9 +447,9 @@ def read_table(
     if copies > 0:
         copied = (
             "row is an exact copy of an earlier row. It is kept; check it",
-            "rows are exact copies of an earlier row. They are kept; check them",
+            "rows are exact copies of earlier rows. They are kept; check them",
         )
-        notes.append(f"{say_count(copies, *copied)} on the page.")
+        notes.append(f"{say_count(copies, *copied)} on the review page.")
     content = frame.drop(columns=[label])
     return Source(TABLE, label, content, labels, rows, reading.row_word, notes)
 
@@ -479,8 +479,8 @@ def _check_labels(column: Series, name: str, task: str) -> None:
             )
     elif count > _MAX_CATEGORIES and is_prose(column):
         raise InvalidInput(
-            f"'{name}' has {count:,} different texts, too many for classes. Pass the column of the "
-            f"classes as `label`; to learn from '{name}', pass `text={name!r}`."
+            f"'{name}' has {count:,} different texts, too many for classes. Pass the column "
+            f"that contains the classes as `label`; to learn from '{name}', pass `text={name!r}`."
         )
     elif count > _MAX_CLASSES and _are_dates(column.head(_DATES_TRIED)) and _are_dates(column):
         raise InvalidInput(

@@ -54,10 +54,10 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
     wrong = np.flatnonzero(np.abs(numbers) > LARGEST)
     if len(wrong):
         first = int(wrong[0])
-        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+        more = f" (and {len(wrong) - 1:,} more such values)" if len(wrong) > 1 else ""
         raise InvalidInput(
-            f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to train on: "
-            f"the largest allowed value is {LARGEST:.2g}. Correct it, or leave it empty."
+            f"{names[first]}: '{column}' contains {numbers[first]:g}{more}, which is too large to "
+            f"train on: the largest allowed value is {LARGEST:.2g}. Correct it, or leave it empty."
         )
 
 

@@ -43,8 +43,8 @@ class TextEncoder:
             self.vectorizer.fit(content["text"].fillna(""))
         except ValueError:
             raise InvalidInput(
-                "No word occurs in two of the texts, so there is nothing to learn from. Check that "
-                "this is the right column."
+                "No word occurs in more than one text, so there is nothing to learn from. Check "
+                "that this is the right column."
             ) from None
         self.words = self.vectorizer.get_feature_names_out()
 

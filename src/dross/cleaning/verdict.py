@@ -370,19 +370,19 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
     if verdict.removed:
         edits.append(f"{verdict.removed:,} removed")
     if verdict.relabelled:
-        edits.append(f"{verdict.relabelled:,} relabelled")
+        edits.append(f"{verdict.relabelled:,} relabeled")
     measures = sorted(verdict.metrics.items(), key=lambda item: not item[1].is_clear)
     changes = "; ".join(describe_metric(name, metric) for name, metric in measures)
     where = f"{verdict.rows:,} test rows"
     if verdict.nested:
         where = f"all {verdict.rows:,} rows, each predicted by models that were not trained on it"
-    passes = f"{verdict.seeds} passes with fresh seeds"
+    repetitions = f"{verdict.seeds} repetitions with fresh seeds"
     if verdict.resampled:
-        passes = (
+        repetitions = (
             f"{verdict.seeds} bootstrap samples of the training rows (training gives the same "
             "model with every seed)"
         )
-    sentence = f"{opening} with {' and '.join(edits)}: {changes}; on {where} ({passes})."
+    sentence = f"{opening} with {' and '.join(edits)}: {changes}; on {where} ({repetitions})."
     if verdict.noise > _SMALL_NOISE and LOG_LOSS in verdict.metrics:
         sentence += (
             f" The log loss takes into account that about {100 * verdict.noise:.0f} % of these "
@@ -413,9 +413,9 @@ def describe_plain(plain: Mapping[str, Comparison], metrics: Mapping[str, Compar
         return ""
     shown = show_metric(LOG_LOSS, vars(plain[LOG_LOSS]))
     return (
-        f"If all given labels counted as right, the log loss would rise from {shown.before} to "
-        f"{shown.after}, because a model that predicts the true class is penalised for its "
-        "confidence where a label is wrong."
+        f"If all given labels were counted as correct, the log loss would rise from "
+        f"{shown.before} to {shown.after}, because a model that predicts the true class is "
+        "penalized for its confidence where a label is wrong."
     )
 
 
@@ -429,8 +429,8 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     changed = {name: metric for name, metric in metrics.items() if metric.difference}
     if not changed:
         return (
-            f"With or without the edits, the models predict the same for all {rows:,} rows. Only "
-            "more evaluation rows or more edits could reveal a change."
+            f"With or without the edits, the models make the same predictions for all {rows:,} "
+            "rows. Only more evaluation rows or more edits could reveal a change."
         )
     name, metric = min(changed.items(), key=lambda item: _relative_width(item[1]))
     if metric.interval[1] < 0 and not metric.is_better:
@@ -447,13 +447,13 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     if by_rows < 0.9:
         enough = _round_up(max(seeds * by_seeds**2 / (1 - by_rows**2), seeds + 2))
         return (
-            f"If the {name} really changes by {seen}, it would take about {enough} seeds to show "
-            "it (`seeds`)."
+            f"If the {name} really changes by {seen}, about {enough} seeds would be needed to "
+            "detect the change (`seeds`)."
         )
     enough = _round_up(rows * max(by_rows, 1.0) ** 2 * 1.3)
     return (
-        f"If the {name} really changes by {seen}, it would take about {enough} instances to show "
-        f"it (there are {rows:,})."
+        f"If the {name} really changes by {seen}, about {enough} instances would be needed to "
+        f"detect the change (there are {rows:,})."
     )
 
 
@@ -467,9 +467,9 @@ def warn_of_sight(edits: ChosenEdits) -> str:
         return ""
     if edits.ranked:
         return (
-            "This list was made by models that saw the labels it is measured on, so the change is "
-            "not called an improvement: judge a plan, which is remade without those labels, or "
-            "pass a test file with `test`."
+            "This list was made by models that saw the labels used for this evaluation, so the "
+            "change is not called an improvement. Judge a plan, which is rebuilt without those "
+            "labels, or pass a test file with `test`."
         )
     who = "These decisions were" if edits.what == BY_DECISIONS else "This list was"
     return (
@@ -485,8 +485,8 @@ def warn_of_reuse(earlier: int) -> str:
         return ""
     return (
         f"This is verdict number {earlier + 1} on the same test rows: if you base your choice on "
-        "these verdicts, the test rows can no longer judge it fairly. Keep fresh test data for the "
-        "final verdict."
+        "these verdicts, the test rows no longer give a fair evaluation of it. Keep fresh test "
+        "data for the final verdict."
     )
 
 

@@ -310,7 +310,7 @@ def _from_json(kind: type, value: Any) -> Any:
     if kind is torch.dtype:
         dtype = getattr(torch, value, None) if isinstance(value, str) else None
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{value!r} is not a type of tensors")
+            raise ValueError(f"{value!r} is not a tensor dtype")
         return dtype
     return kind(value)  # torch.Size
 
