@@ -80,7 +80,7 @@ def export(
     Raises:
         InvalidInput: there is nothing to apply or nothing to copy, `to` is an input or touches one,
             or it exists and may not be replaced.
-        InputChanged: the data have changed since `dross.clean`.
+        InputChanged: the data has changed since `dross.clean`.
         CorruptFile: a file of the project is damaged.
         DrossError: the copy cannot be written.
 

@@ -48,7 +48,7 @@ _MAX_SEED = 1 << 63  # torch takes no larger ones
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that decides which data are read, and nothing else."""
+    """Everything that decides which data is read, and nothing else."""
 
     data: str
     label: str | None = None

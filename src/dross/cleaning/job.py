@@ -36,7 +36,7 @@ class Job:
 
     @property
     def request(self) -> Request:
-        """Which data are read."""
+        """Which data is read."""
         return self.info.request
 
     @property

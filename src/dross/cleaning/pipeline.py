@@ -290,7 +290,7 @@ def default_folder(data: Any) -> Path:
 
 
 def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
-    """Everything after the data were read."""
+    """Everything after the data was read."""
     started = time.monotonic()
     stages.begin("search", bars=count_trainings(job))
     job, searched = find_recipe(job)

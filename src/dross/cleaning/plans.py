@@ -261,7 +261,7 @@ class Figure:
 def compare(
     before: np.ndarray, after: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
 ) -> Figure:
-    """The change of a loss from rows [n]; duplicates share a group and count as one draw."""
+    """The change in a loss from rows [n]; duplicates share a group and count as one draw."""
     weights = np.ones(len(before)) if weights is None else weights
     if not len(before):
         return Figure(0.0, 0.0, 0.0, (0.0, 0.0))
@@ -751,7 +751,7 @@ def count_by_class(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
 def draw_plans(
     panels: Sequence[Any], recommendation: Recommendation, measures: Sequence[str]
 ) -> None:
-    """Draw the change of each measure under every plan with its interval, a panel per measure.
+    """Draw the change in each measure under every plan with its interval, a panel per measure.
 
     Arguments:
         panels: Axes, one for each measure.

@@ -384,9 +384,9 @@ class Project:
             strings. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
 
         Raises:
-            InvalidInput: there is nothing to apply, or the data are images in a folder or came from
+            InvalidInput: there is nothing to apply, or the data is images in a folder or came from
                 a function.
-            InputChanged: the data have changed since `dross.clean`.
+            InputChanged: the data has changed since `dross.clean`.
         """
         from .export import cleaned_data
 

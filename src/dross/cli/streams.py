@@ -57,7 +57,7 @@ def _open_text(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(file),
         encoding=getattr(before, "encoding", "utf-8"),
-        errors="backslashreplace",  # a terminal may lack letters that data have
+        errors="backslashreplace",  # a terminal may lack letters that data has
         line_buffering=descriptor == 2 or file.isatty(),
     )
 

@@ -47,7 +47,7 @@ class Batch:
     seed: int  # of everything random inside the model
 
     def load(self) -> "Batch":
-        """Itself: its data are here."""
+        """Itself: its data is here."""
         return self
 
     def scaled(self, factor: float) -> "Batch":
@@ -101,7 +101,7 @@ _MAX_BYTES_AT_ONCE = 128 << 20  # of the batches of several steps that are looke
 
 
 class BatchSource:
-    """Looks up ids where the data are, so that a captured step can do it by itself."""
+    """Looks up ids where the data is, so that a captured step can do it by itself."""
 
     def __init__(
         self,

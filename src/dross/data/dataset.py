@@ -56,7 +56,7 @@ class Instances:
             source: a map-style data set of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
                 or a `Collated` data set, whose batches are made by a collator and never held.
             device: where batches are needed.
-            dtype: the model's type, to which floating-point data are converted.
+            dtype: the model's type, to which floating-point data is converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
         """
         self.device = device
@@ -72,7 +72,7 @@ class Instances:
             self.stored = self._read_if_small()
         if self.stored and self._fits_on_device():
             self.stored = self._move(self.stored)
-        #: of a batch's tensors in memory; None: as the data have them
+        #: of a batch's tensors in memory; None: as the data has them
         self.orders: Orders | None = None
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}

@@ -1,7 +1,7 @@
 """Ways to score training instances, with one protocol: `estimator.score(run, query) -> Scores`.
 
 The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**.
-Only the first four estimate a change of the query; the others rank the instances by another
+Only the first four estimate a change in the query; the others rank the instances by another
 criterion, which has no relation to the size of a change.
 
     Retrace()                the paper's: the run retraced (epochs=1: its last epoch only)

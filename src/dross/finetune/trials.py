@@ -54,7 +54,7 @@ class Candidate:
         kind: One of `_KINDS`.
         removed: The ids that it removes.
         by_half: The ids that it would remove if only that half of the validation set were known.
-        by_seed: For each seed, the change of the error of each validation example, [V].
+        by_seed: For each seed, the change in the error of each validation example, [V].
     """
 
     kind: str

@@ -175,7 +175,7 @@ def leave_one_out(
     options: SweepOptions,
     weights: str = MODEL,
 ) -> np.ndarray:
-    """The true change of the query without each instance: [K], or [Q, K].
+    """The true change in the query without each instance: [K], or [Q, K].
 
     It is nan if no step used the instance: there is no run without it. Arguments: as for
     `leave_out`.
@@ -197,7 +197,7 @@ def leave_out(
     options: SweepOptions,
     weights: str = MODEL,
 ) -> np.ndarray:
-    """The true change of the query without each group of instances: [K], or [Q, K].
+    """The true change in the query without each group of instances: [K], or [Q, K].
 
     Each model is dropped once it has been queried. Arguments: as for `counterfactual`; weights: as
     for `Recording.model`.
@@ -299,7 +299,7 @@ class CounterfactualRuns:
         return SweepCost(training, each)
 
     def changes(self, query: Query, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """The changes of a query without each group. The models are dropped."""
+        """The changes in a query without each group. The models are dropped."""
         objective = self.recording.objective
         chunks = self.chunks(groups)
         parts = [_compare(query.evaluate_many(objective, chunk).cpu()) for chunk in chunks]

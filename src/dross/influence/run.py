@@ -136,7 +136,7 @@ class Run:
         group: Any = None,
         sharded: bool = False,
     ) -> Scores:
-        """The estimated change of the query without each training instance (Algorithm 2).
+        """The estimated change in the query without each training instance (Algorithm 2).
 
             scores = run.influence(dross.mean_loss((X_val, y_val)))
             scores.most_harmful(10)
@@ -165,7 +165,7 @@ class Run:
                 or resume=True and the tape is read from a URL.
             NotSupported: if the run cannot be held in shards.
             Diverged: if the adjoint overflows: the run magnifies small changes without limit.
-            DrossError: if the tape is damaged, or the model or the data have changed.
+            DrossError: if the tape is damaged, or the model or the data has changed.
         """
         scores = retrace(
             self.recording,
@@ -204,7 +204,7 @@ class Run:
         Raises:
             NotSupported: if the model is not a classifier, or does not return logits.
             InvalidInput: if the tape does not contain those epochs.
-            DrossError: if the tape is damaged, or the model or the data have changed.
+            DrossError: if the tape is damaged, or the model or the data has changed.
         """
         steps = choose_steps(self.recording.tape, epochs=epochs, step=step)
         return mean_margins(self.recording, steps, progress=self.progress)
@@ -249,7 +249,7 @@ class Run:
 
         Raises:
             InvalidInput: if there are no ids, or they name instances that do not exist.
-            DrossError: if the tape is damaged, or the model or the data have changed.
+            DrossError: if the tape is damaged, or the model or the data has changed.
         """
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
@@ -297,7 +297,7 @@ class Run:
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> np.ndarray:
-        """The true change of the query without each instance.
+        """The true change in the query without each instance.
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
@@ -380,7 +380,7 @@ class Run:
             print(run.lds(scores, subsets=100))
 
         The run is trained again without each of several random subsets, and Spearman's correlation
-        of the true changes of the query with the sums of scores is taken over the subsets (S. M.
+        of the true changes in the query with the sums of scores is taken over the subsets (S. M.
         Park et al., "TRAK: Attributing Model Behavior at Scale", ICML 2023). `verify` leaves out
         single instances instead. The duration is estimated from one step, and printed before the
         runs begin.

@@ -30,7 +30,7 @@ _IN_FILES = ("weights", "first_epoch", "step", "hessian", "details")
 
 @dataclass(frozen=True)
 class Scores:
-    """One number per training instance: the estimated change of a query without it.
+    """One number per training instance: the estimated change in a query without it.
 
     With a loss query a negative score means that the loss would fall without the instance: it is
     harmful. Made by `Run.influence` and by the estimators.

@@ -319,7 +319,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
     Attributes:
         estimator_: the fitted estimator.
         plan_: the plan, in rows of X; None if nothing is recommended, or there are too few rows.
-        scores_: float64 [N]: the estimated change of the expected held-out error without each row,
+        scores_: float64 [N]: the estimated change in the expected held-out error without each row,
             below 0 if it does harm.
         wrong_: float64 [N]: the probability that each label is wrong.
         removed_: the rows that were removed.

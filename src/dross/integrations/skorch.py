@@ -96,7 +96,7 @@ class DrossCallback(Callback):
         self._patches.callback(net.criterion_.register_forward_hook(self._watch).remove)
 
     def _begin(self, net: Any, loader: Any) -> Any:
-        """The training data are known: begin the recording."""
+        """The training data is known: begin the recording."""
         self._drawn: DrawnIds = replace_batch_sampler(loader)
         dataset = loader.dataset
         self._rows = np.arange(len(dataset))

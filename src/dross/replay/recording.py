@@ -361,7 +361,7 @@ def _check_same_data(manifest: Manifest, instances: Instances) -> None:
 
 
 def _has_digest(manifest: Manifest, instances: Instances) -> bool:
-    """Whether the data are those of the manifest, as far as it tells."""
+    """Whether the data is that of the manifest, as far as it tells."""
     return manifest.data_digest is None or manifest.data == instances.fingerprint(
         manifest.data_digest
     )

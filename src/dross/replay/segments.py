@@ -79,7 +79,7 @@ class SegmentReplay:
     ) -> tuple[list[Tensor | None], Check]:
         """Check that each kept state leads to the next. Its gradients, and the last check.
 
-        On a tape of dross.train whose data were digested as a whole, only the first step is
+        On a tape of dross.train whose data was digested as a whole, only the first step is
         checked, as a sample. Data that are read batch by batch may have changed anywhere, and in
         the user's own loop anything may have happened between two steps: then all are.
         """

@@ -167,7 +167,7 @@ def describe(
         schedule: a digest of the optimizer's hyperparameters at every step, where they are known.
         foreign: whether the training loop is the user's own.
         threads: CPU threads that it computes on.
-        earlier: the manifest of the tape to be continued, if there is one. The data are digested as
+        earlier: the manifest of the tape to be continued, if there is one. The data is digested as
             they were for it.
 
     Raises:
