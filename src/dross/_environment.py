@@ -40,3 +40,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free in the machine."""
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as lines:
+            line = next(line for line in lines if line.startswith("MemAvailable"))
+            return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        if not hasattr(os, "sysconf"):  # Windows: assume little
+            return 2 << 30
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -85,7 +85,7 @@ def same(one, other) -> bool:
 def test_every_kind_of_x_is_read_and_given_back(x, kind, tmp_path):
     prepared, (back, y) = take(x, KINDS, tmp_path)
     assert prepared.source.modality.name == kind and len(prepared.source) == N
-    assert prepared.source.classes == ["no", "yes"] and prepared.source.names[17] == "place 17"
+    assert prepared.source.classes == ["no", "yes"] and prepared.source.names[17] == "row 17"
     assert type(back) is type(x) and same(back, x) and same(y, KINDS.astype(object))
 
 

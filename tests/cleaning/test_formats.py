@@ -1,8 +1,12 @@
 """Formats of tables besides CSV and Parquet: Excel, JSON Lines, Arrow, and compressed files."""
 
+import bz2
 import datetime
 import gzip
 import io
+import lzma
+import zipfile
+from functools import partial
 
 import numpy as np
 import openpyxl
@@ -10,6 +14,7 @@ import pandas
 import pyarrow as arrow
 import pytest
 
+from dross.cleaning import files
 from dross.cleaning.files import stem_of
 from dross.cleaning.formats import FORMATS, Reading, copy_table, suffix_of_copy
 from dross.cleaning.inputs import Request, prepare
@@ -200,6 +205,39 @@ def test_compressed_files(tmp_path, name):
     assert copied(path, plain.suffix, RowEdits())[0] == plain.read_bytes()
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InvalidInput, match=r"is compressed .* cannot be unpacked"):
+        prepare(Request(str(path), "kind"))
+
+
+BOMBS = {
+    "t.csv.gz": gzip.compress,
+    "t.csv.bz2": bz2.compress,
+    "t.csv.xz": partial(lzma.compress, preset=0),
+    "t.xlsx": lambda raw: zipped({"xl/workbook.xml": b"", "xl/worksheets/sheet1.xml": raw}),
+}
+
+
+def zipped(members):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, raw in members.items():
+            out.writestr(name, raw)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_with_a_huge_content_is_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(BOMBS[name](bytes(70 << 20)))
+    message = r"its content is larger than 67 MB, the most that .* from a file of"
+    with pytest.raises(InvalidInput, match=message):
+        prepare(Request(str(path), "kind"))
+
+
+def test_a_content_for_which_there_is_too_little_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(write(tmp_path / "t.csv").read_bytes()))
+    monkeypatch.setattr(files, "free_memory", lambda: 800)
+    with pytest.raises(InvalidInput, match=r"larger than 100 bytes, .* with the memory that is"):
         prepare(Request(str(path), "kind"))
 
 

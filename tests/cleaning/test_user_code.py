@@ -37,7 +37,7 @@ def numbers() -> dict:
 def test_labels_get_the_names_of_their_classes():
     data = prepare_from_python(f"{HERE}:two_classes", "answer")
     assert data.source.classes == ["no", "yes"] and data.outputs == 2 and data.shape == (3,)
-    assert data.y["train"].tolist() == [0, 1] * 30 and data.source.names[60] == "place 0"
+    assert data.y["train"].tolist() == [0, 1] * 30 and data.source.names[60] == "instance 0"
     assert prepare_from_python(f"{HERE}:unnamed_classes", "answer").source.classes == ["10", "11"]
 
 

@@ -219,6 +219,15 @@ def test_bad_parameters_are_refused_before_anything_is_cleaned():
         (CleaningClassifier(options={"epoch": 3}), "Did you mean 'epochs'"),
         (CleaningClassifier(options={"seed": 3}), "no option of dross.clean named 'seed'"),
     ]
+    for kind, estimator, message in (
+        (CleaningClassifier, Ridge(), "Ridge is a regressor. Use CleaningRe"),
+        (CleaningClassifier, make_pipeline(Ridge()), "Pipeline is a regressor"),
+        (CleaningRegressor, LogisticRegression(), "is a classifier. Use CleaningClassifier"),
+        (CleaningClassifier, LogisticRegression, r"Write CleaningClassifier\(LogisticRegression\("),
+        (CleaningClassifier, StandardScaler(), "the methods fit and predict"),
+        (CleaningClassifier, 5, "the methods fit and predict, not 5"),
+    ):
+        refused.append((kind(estimator), message))
     for model, sentence in refused:
         with pytest.raises(InvalidInput, match=sentence):
             model.fit(x, y)

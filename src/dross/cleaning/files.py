@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
+from .._environment import free_memory
 from .._io import read_file
+from .._text import say_bytes
 from ..errors import InvalidInput, first_line
 from ..tape.storage import is_url, open_url
 
@@ -117,14 +119,22 @@ class _Packing:
     name: str
     begins: bytes
     pack: Callable[[bytes], Any]
-    unpack: Callable[[bytes], bytes]
+    open: Callable[[io.BytesIO], Any]  # a file of the content
 
 
 _PACKINGS = {
-    ".gz": _Packing("gzip", b"\x1f\x8b", partial(gzip.compress, mtime=0), gzip.decompress),
-    ".bz2": _Packing("bzip2", b"BZh", bz2.compress, bz2.decompress),
-    ".xz": _Packing("xz", b"\xfd7zXZ", lzma.compress, lzma.decompress),
+    ".gz": _Packing(
+        "gzip",
+        b"\x1f\x8b",
+        partial(gzip.compress, mtime=0),
+        lambda packed: gzip.GzipFile(fileobj=packed),
+    ),
+    ".bz2": _Packing("bzip2", b"BZh", bz2.compress, bz2.BZ2File),
+    ".xz": _Packing("xz", b"\xfd7zXZ", lzma.compress, lzma.LZMAFile),
 }
+_MOST_TIMES = 200  # as large as its file, if it is larger than ...
+_ALWAYS_UNPACKED = 64 << 20
+_SHARE_OF_MEMORY = 8  # a table takes several times the memory of its text
 
 
 def split_suffix(name: str) -> tuple[str, str]:
@@ -140,13 +150,47 @@ def unpack(raw: bytes, place: Place) -> bytes:
     for packing in _PACKINGS.values():
         if raw.startswith(packing.begins) and not _is_text(raw):
             try:
-                return packing.unpack(raw)
+                with packing.open(io.BytesIO(raw)) as content:
+                    unpacked = content.read(most_unpacked(len(raw)) + 1)
+                check_unpacked(len(unpacked), len(raw), place)
+                return unpacked
+            except InvalidInput:
+                raise
             except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
                 raise InvalidInput(
                     f"{place} is compressed ({packing.name}) and cannot be unpacked: "
                     f"{first_line(error)}. Check that it was downloaded completely."
                 ) from None
+    if raw.startswith(_ZIP):  # a workbook is an archive
+        check_unpacked(_size_in_zip(raw), len(raw), place)
     return raw
+
+
+def _size_in_zip(raw: bytes) -> int:
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except Exception:  # it is damaged, which is reported where it is read
+        return 0
+
+
+def most_unpacked(packed: int) -> int:
+    """How many bytes the content of a file of `packed` bytes may have: more is an attack or a mistake."""
+    by_ratio = max(_ALWAYS_UNPACKED, _MOST_TIMES * packed)
+    return min(by_ratio, free_memory() // _SHARE_OF_MEMORY)
+
+
+def check_unpacked(size: int, packed: int, place: Place) -> None:
+    """Refuse a compressed file whose content is too large to read."""
+    most = most_unpacked(packed)
+    if size <= most:
+        return
+    raise InvalidInput(
+        f"{place} is compressed and its content is larger than {say_bytes(most)}, the most that "
+        f"dross reads from a file of {say_bytes(packed)} with the memory that is free here. Check "
+        "that the file is what you expect. If it is, unpack it, and pass fewer rows or use a "
+        "machine with more memory."
+    )
 
 
 def pack(raw: bytes, packing: str) -> bytes:
@@ -247,7 +291,7 @@ def _recognize_zip(raw: bytes) -> Kind:
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-            is_sheet = "mimetype" in names and b"spreadsheet" in archive.read("mimetype")[:200]
+            is_sheet = "mimetype" in names and b"spreadsheet" in archive.open("mimetype").read(200)
     except Exception:  # a damaged archive can fail anywhere
         return Kind("a ZIP archive", "It is damaged. Check that it was downloaded completely.")
     for name, kind in _IN_ZIP.items():

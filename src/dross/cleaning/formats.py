@@ -55,12 +55,7 @@ class Reading:
     separator: str | None = None  # of the cells of a CSV file; guessed by default
     missing: Sequence[str] | None = None  # cells without a value, besides empty ones
     sheet: str | None = None  # of a workbook; by default the first
-    from_memory: bool = False  # whether rows are places in an array: the first is 0
-
-    @property
-    def row_word(self) -> str:
-        """What the number of a row counts."""
-        return "place" if self.from_memory else "row"
+    from_memory: bool = False  # whether rows are indices of an array: the first is 0
 
 
 @dataclass(frozen=True)

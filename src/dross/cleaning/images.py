@@ -177,7 +177,7 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Sourc
     labels = as_text(frame[label]).str.strip().to_numpy(dtype=object)
     content = pandas.DataFrame({"path": as_text(frame[paths]).tolist()})
     rows = frame.index.to_numpy()
-    source = Source(IMAGES, label, content, labels, rows, reading.row_word, notes)
+    source = Source(IMAGES, label, content, labels, rows, notes=notes)
     return _drop_broken(source, table.parent)
 
 

@@ -442,7 +442,7 @@ def read_table(
         empty = int((~has_content(content["text"])).sum())
         if empty > 0:
             notes.append(f"{say_count(empty, 'text is', 'texts are')} empty.")
-        return Source(TEXT, label, content, labels, rows, reading.row_word, notes)
+        return Source(TEXT, label, content, labels, rows, notes=notes)
     copies = int(frame.duplicated().sum())
     if copies > 0:
         copied = (
@@ -451,7 +451,7 @@ def read_table(
         )
         notes.append(f"{say_count(copies, *copied)} on the review page.")
     content = frame.drop(columns=[label])
-    return Source(TABLE, label, content, labels, rows, reading.row_word, notes)
+    return Source(TABLE, label, content, labels, rows, notes=notes)
 
 
 def _describe_alike(labels: np.ndarray) -> list[str]:

@@ -95,7 +95,7 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
     ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     parts: dict[str, np.ndarray] = dict(zip(PARTS, ids, strict=True))
     places = np.concatenate([np.arange(size) for size in sizes])
-    source = Source(CUSTOM, label, _content(list(x.values())), labels, places, "place")
+    source = Source(CUSTOM, label, _content(list(x.values())), labels, places, "instance")
     source.check_learnable()
     for part, inputs in x.items():
         x[part] = inputs.float() if inputs.is_floating_point() else inputs

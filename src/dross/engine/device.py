@@ -1,6 +1,5 @@
 """The device that computes: which one, and its memory, queues and threads."""
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .._environment import free_memory
 from ..errors import InvalidInput, first_line
 
 Result = TypeVar("Result")
@@ -137,14 +137,7 @@ def available_memory(device: torch.device) -> int:
     """Bytes that are free on a GPU, or in the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as lines:
-            line = next(line for line in lines if line.startswith("MemAvailable"))
-            return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        if not hasattr(os, "sysconf"):  # Windows: assume little
-            return 2 << 30
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return free_memory()
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from ..cleaning.modality import MIN_INSTANCES
 from ..cleaning.pipeline import clean
 from ..cleaning.plans import RULES, Edits, PlanResult
 from ..cleaning.project import Project
+from ..cleaning.task import TASKS
 from ..cleaning.verdict import Verdict
 from ..errors import DrossWarning, InvalidInput
 
@@ -157,7 +158,32 @@ class _Cleaning(ABC):
             y = y[rows]
         return estimator.fit(X, y, **options)
 
+    def _check_estimator(self) -> None:
+        """Refuse an estimator that cannot learn the labels of this task."""
+        estimator = self._unfitted()
+        name = type(self).__name__
+        if isinstance(estimator, type):
+            raise InvalidInput(
+                f"{name} needs an instance of an estimator, not the class. Write "
+                f"{name}({estimator.__name__}())."
+            )
+        if not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
+            raise InvalidInput(
+                f"{name} needs an estimator with the methods fit and predict, not {estimator!r}."
+            )
+        # an estimator that does not inherit from those of scikit-learn has no tags
+        has_tags = hasattr(estimator, "__sklearn_tags__")
+        kind = get_tags(estimator).estimator_type if has_tags else None
+        if kind is not None and kind != TASKS[self._task].estimator:
+            other = "CleaningRegressor" if kind == "regressor" else "CleaningClassifier"
+            hint = f" Use {other}." if kind in ("regressor", "classifier") else ""
+            raise InvalidInput(
+                f"{name} needs a {TASKS[self._task].estimator}, but {type(estimator).__name__} is a "
+                f"{kind}.{hint}"
+            )
+
     def _check_parameters(self) -> None:
+        self._check_estimator()
         validation = self.validation
         if validation is not None and not (isinstance(validation, tuple) and len(validation) == 2):
             raise InvalidInput(f"validation must be a pair (X, y) or None, not {validation!r}.")
