@@ -5,7 +5,7 @@
 prints, after about a minute:
 
     the plan: relabel 235 and remove 17
-    removed or relabelled: 252 rows; of 252 wrong labels it found 247
+    removed or relabeled: 252 rows; of 252 wrong labels it found 247
     accuracy on right labels, without cleaning: 0.857
     accuracy on right labels, with cleaning:    0.961
 """
@@ -43,7 +43,7 @@ cleaned.fit(X, noisy)
 touched = [*cleaning.removed_, *cleaning.relabelled_]
 print(f"the plan: {cleaning.plan_.what}")
 print(
-    f"removed or relabelled: {len(touched)} rows; "
+    f"removed or relabeled: {len(touched)} rows; "
     f"of {wrong.sum()} wrong labels it found {wrong[touched].sum()}"
 )
 print(f"accuracy on right labels, without cleaning: {plain.score(X_test, y_test):.3f}")

@@ -88,7 +88,7 @@ class Removal(Experiment):
         return model
 
     def losses(self, model, items: list[dict]) -> np.ndarray:
-        """The mean loss over the labelled tokens of each item."""
+        """The mean loss over the labeled tokens of each item."""
         found = []
         model.eval()
         with torch.no_grad():

@@ -6,7 +6,7 @@
 FOLDER holds the npz files of the development sets (sets.py). A linear model and a forest learn the
 edited training rows and predict test rows with right labels; the plan comparison takes no part. The tables
 give the area under the ROC curve of `wrong`, and the share of the possible gain, which is that of
-removing exactly the mislabelled rows.
+removing exactly the mislabeled rows.
 
 With --evidence, a small network is recorded as well. The second table says how well its influence
 scores and margins find wrong labels, alone and added to the log odds of `wrong`.

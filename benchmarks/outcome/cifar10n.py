@@ -73,7 +73,7 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # flagged rows, corrected la
 
 
 def ask_dross(case: Case) -> Answer:
-    """What the noise model calls wrong with more than 50 %, all relabelled."""
+    """What the noise model calls wrong with more than 50 %, all relabeled."""
     rows, _, noise = methods.estimate(case)
     other = noise.best_other
     flagged = np.flatnonzero(noise.p_wrong > 0.5)
@@ -138,8 +138,8 @@ def ask_truth(case: Case) -> Answer:
 TOOLS: dict[str, Callable[[Case], Answer]] = {
     "nothing": ask_nothing,
     "dross, the recommended plan": ask_dross_plan,
-    "dross, ranked list above 50 %, relabelled": ask_dross,
-    "dross, the same number of rows as Docta, relabelled": ask_dross_like_docta,
+    "dross, ranked list above 50 %, relabeled": ask_dross,
+    "dross, the same number of rows as Docta, relabeled": ask_dross_like_docta,
     "cleanlab, linear": ask_cleanlab(("linear",)),
     "cleanlab, ensemble": ask_cleanlab(rivals.ENSEMBLE),
     "Docta, published": ask_docta,

@@ -40,7 +40,7 @@ def do_nothing(case: Case) -> Found:
 
 
 def remove_wrong(case: Case) -> Found:
-    """Remove exactly the mislabelled rows: what is possible."""
+    """Remove exactly the mislabeled rows: what is possible."""
     return Found(case.wrong)
 
 
@@ -132,7 +132,7 @@ def use_data_oob(case: Case) -> Found:
     return Found(rivals.data_oob(case))
 
 
-NOTHING, BEST, DROSS = "nothing", "exactly the mislabelled rows", "dross"
+NOTHING, BEST, DROSS = "nothing", "exactly the mislabeled rows", "dross"
 CLEAN_LEARNING = "CleanLearning"
 METHODS: dict[str, Method] = {
     NOTHING: Method(do_nothing),

@@ -3,7 +3,7 @@
     python -m benchmarks.outcome.summary runs/outcome.jsonl [--into docs/results]
     python -m benchmarks.outcome.summary docs/results/outcome.csv
 
-The possible gain is that of removing exactly the mislabelled rows. Gains of all cases, models and
+The possible gain is that of removing exactly the mislabeled rows. Gains of all cases, models and
 sets are added up, then divided; intervals are from 1,000 bootstrap draws of sets. Numbers have a
 table of their own. With --into, the table of every case goes to outcome.csv and the figure to
 outcome.svg there.
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..tables import merge_rows
 
-BEST, NOTHING = "exactly the mislabelled rows", "nothing"
+BEST, NOTHING = "exactly the mislabeled rows", "nothing"
 CLEAN = "none"  # the kind of noise: data as they come
 SITUATIONS = ("validation right", "validation noisy", "checked", "one file")
 MEASURES = ("error", "log loss")

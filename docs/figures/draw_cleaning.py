@@ -1,4 +1,4 @@
-"""Harmful or mislabelled, and a verdict seed by seed, both from the demo's digits.
+"""Harmful or mislabeled, and a verdict seed by seed, both from the demo's digits.
 
     PYTHONPATH=src python docs/figures/draw_cleaning.py      # about a minute on two cores
 
@@ -35,7 +35,7 @@ def draw_harm(result: DemoResult) -> None:
     charts.save_svg(charts.as_svg(figure), HERE / "harm.svg")
     wrong, harmful = (rows["wrong"] > 0.5).to_numpy(), (rows["score"] < 0).to_numpy()
     print(
-        f"{harmful.sum()} of {len(rows)} harm, {wrong.sum()} are probably mislabelled; "
+        f"{harmful.sum()} of {len(rows)} harm, {wrong.sum()} are probably mislabeled; "
         f"{(wrong & ~harmful).sum()} of these do no harm; of {flipped.sum()} flipped ones "
         f"{(flipped & harmful).sum()} harm and {(flipped & wrong).sum()} are called wrong"
     )

@@ -49,6 +49,6 @@ verdict = dross.judge("runs/digits", quick=True, progress=False)
 print(verdict.sentence)
 
 # %% The cleaned copy
-# The copy is again a folder of images; relabelled images are in the folder of their new class.
+# The copy is again a folder of images; relabeled images are in the folder of their new class.
 done = dross.export("runs/digits", "cleaned")
-print(done.written, "images,", done.removed, "removed,", done.relabelled, "relabelled")
+print(done.written, "images,", done.removed, "removed,", done.relabelled, "relabeled")

@@ -61,6 +61,6 @@ print(verdict.sentence)
 
 # %% The cleaned copy
 # `dross export runs/tumors cleaned.csv` writes the copy. The input is not changed; a list next to
-# the copy shows which rows were removed or relabelled.
+# the copy shows which rows were removed or relabeled.
 done = dross.export("runs/tumors", "cleaned.csv")
-print(done.written, "rows,", done.removed, "removed,", done.relabelled, "relabelled")
+print(done.written, "rows,", done.removed, "removed,", done.relabelled, "relabeled")

@@ -189,7 +189,7 @@ class Run:
         The margin is the logit of the given label minus the largest logit of another class, in the
         training pass of each step that used the instance. Its mean is the area under the margin
         (AUM) of Pleiss et al. (2020). `influence` estimates something else, whether the instance
-        harms a query: docs/explain/harm-or-mislabelled.md.
+        harms a query: docs/explain/harm-or-mislabeled.md.
 
         The cost is a forward pass of the data per epoch, and a replay of the run where its tape does
         not keep every state.

@@ -47,7 +47,7 @@ class Scores:
     last.
 
     A score estimates whether an instance harms the query, not whether its label is wrong. For wrong
-    labels see `Run.margins`; docs/explain/harm-or-mislabelled.md compares the two.
+    labels see `Run.margins`; docs/explain/harm-or-mislabeled.md compares the two.
     """
 
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan where never used
