@@ -94,7 +94,7 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
         dross.export("runs/people", "other.xls", remove=5)
     with pytest.raises(InvalidInput, match=r"such as other\.csv"):
         dross.export("runs/people", "other", remove=5)
-    with pytest.raises(InvalidInput, match="Nothing has been removed"):
+    with pytest.raises(InvalidInput, match="No instance has been removed"):
         dross.judge("runs/people", decisions=True)
     with pytest.raises(InvalidInput, match="between 1 and"):
         dross.judge("runs/people", remove=10**6)

@@ -244,7 +244,7 @@ def test_a_read_only_project(little, monkeypatch):
         with powerless(), pytest.raises(DrossError) as caught:
             dross.judge(run, remove=3, seeds=2, progress=False)
         assert "judging.json cannot be written: Permission denied" in str(caught.value)
-        with powerless(), pytest.raises(InvalidInput, match="othing has been"):
+        with powerless(), pytest.raises(InvalidInput, match="No instance has been"):
             dross.judge(run, decisions=True, progress=False)  # no decisions, and no file for them
         run.chmod(0o755)
     dross.export(little, little.parent / "copy.csv", remove=3)

@@ -65,7 +65,7 @@ def test_a_decision_is_synced_before_it_is_acknowledged(tmp_path):
 
 
 def keep_deciding(origin, token, person, acknowledged):
-    """Decide about one instance after the other until the server is gone."""
+    """Decide on one instance after the other until the server is gone."""
     generator = random.Random(person)
     headers = {"X-Dross-Token": token}
     known = 0

@@ -22,13 +22,13 @@ def test_a_class_that_keeps_fewer_than_ten_is_named():
 
 
 def test_the_numbers_of_a_warning_add_up():
-    """As in 50 of 175 lost, 5 gained by relabelling, and 130 left."""
+    """As in 50 of 175 lost, 5 gained by relabeling, and 130 left."""
     labels = ["cat"] * 175 + ["dog"] * 200
     decisions = dict.fromkeys(range(20), REMOVE) | dict.fromkeys(range(20, 50), ("relabel", "dog"))
     decisions |= dict.fromkeys(range(175, 180), ("relabel", "cat"))
     (warning,) = class_warnings(labels, decisions)
     assert warning == (
-        "Class cat would lose 50 of 175 instances (29\u00a0%) and gain 5 by relabelling; "
+        "Class cat would lose 50 of 175 instances (29\u00a0%) and gain 5 by relabeling; "
         "130 would be left."
     )
     lost, before, _, gained, left = map(int, re.findall(r"\d+", warning))

@@ -1,4 +1,4 @@
-"""A judgement is started, watched and stopped from the page."""
+"""A judgment is started, watched and stopped from the page."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_a_judgement_runs_no_modules_of_the_current_folder(fresh, tmp_path, monk
     judging.start(2, quick=True)
     status = wait_for(lambda: (now := judging.status())["state"] != "running" and now, 60)
     assert not (here / "ran").exists()
-    assert "Nothing has been removed" in status["output"]  # what the real one says
+    assert "No instance has been removed" in status["output"]  # what the real one says
 
 
 OWN_MODEL = """

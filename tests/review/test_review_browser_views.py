@@ -183,7 +183,7 @@ def test_a_judgement_is_started_cancelled_and_shown_on_the_page(browser, project
         page.click("#judge-start")
         wait_for_text(page, "judge-progress", "2 of 8, after")
         page.click("#judge-cancel")
-        wait_for_text(page, "judge-state", "Cancelled")
+        wait_for_text(page, "judge-state", "Canceled")
         page.click("#judge-start")
         page.wait_for_selector("#judge-cancel:visible")
         (project.folder / "go").touch()

@@ -10,9 +10,7 @@ def test_why_is_answered_in_plain_words(page, shared_project):
     why = page.get("/api/why", params={"id": worst}).json()
     text = " ".join(sentence["text"] for sentence in why["sentences"])
     assert "the expected held-out error falls by" in text and "it makes the model worse" in text
-    assert (
-        "of the 4 training runs that were trained on it" in text and "repeated without it" in text
-    )
+    assert "of the 4 training runs that included it" in text and "repeated without it" in text
     assert "Its label is" in text and "more unusual than" in text
     assert len(why["hurts"]) == 4 and len(why["similar"]) == 4
     assert all(entry["label"] and entry["brief"] for entry in why["hurts"])
@@ -75,7 +73,7 @@ def test_the_runs_agree_or_not():
     assert "all runs agree" in describe()[1]
     assert "due to chance" in describe(harmful_in=2)[1]
     assert "one training run" in describe(learned_in=1)[1]
-    assert describe(learned_in=0)[1].startswith("No recorded run was trained on it")
+    assert describe(learned_in=0)[1].startswith("No recorded run included it")
 
 
 def test_the_label_stands_against_the_prediction():

@@ -207,9 +207,9 @@ def make_rows(
 
     Arguments:
         data: As it was read.
-        checked: What a person has decided about labels.
+        checked: What a person has decided on labels.
         copies: Those in the data.
-        trusted: Whether every validation label counts as right.
+        trusted: Whether every validation label is counted as correct.
     """
     parts = ("train", "validation")
     ids = np.concatenate([data.parts[part] for part in parts])

@@ -3,7 +3,7 @@
 Each decision is one appended row of an SQLite file, and so is each undo and redo. Rows are never
 changed or deleted, so undo has no limit and works across reloads, restarts and people.
 
-    decide   decides about one or many instances of a set; it is undone as one
+    decide   decides on one or many instances of a set; it is undone as one
     undo     takes back the latest decision that holds: with a name, the latest of that person;
              without, the latest of anyone
     redo     repeats what the latest undo took back (with a name: the latest undo of that person).
@@ -31,7 +31,7 @@ from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from .task import read_learnable
 
 ACTIONS = ("keep", "remove", "relabel", "undecided")
-TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decided about
+TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decided on
 Decision = tuple[str, str | None]  # an action, and the new label of a relabel
 _Row = tuple[str, int | None, str, dict[int, Decision]]  # kind, target, part, changes
 
@@ -167,7 +167,7 @@ class Decisions:
         once: str | None = None,
         part: str = TRAIN,
     ) -> int:
-        """Decide about some instances of the training or validation set.
+        """Decide on some instances of the training or validation set.
 
         Arguments:
             changes: {id: (action, label)}. The action is keep, remove, relabel or undecided; the
@@ -199,7 +199,7 @@ class Decisions:
     def record_undecided(
         self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
     ) -> Event | None:
-        """Decide about those instances that no one has decided about; otherwise like `record`.
+        """Decide on those instances that no one has decided on; otherwise like `record`.
 
         Returns the decision, once it is on disk; None if everything was decided before.
         """
@@ -226,7 +226,7 @@ class Decisions:
         return self._append(lambda state: ("redo", state.to_redo(who), TRAIN, {}), who, "", once)
 
     def current(self, part: str = TRAIN) -> dict[int, Decision]:
-        """{id: (action, label)} of everything that is decided about a part."""
+        """{id: (action, label)} of everything that is decided on in a part."""
         with self._lock:  # another thread may be adding to it
             return dict(self._up_to_date().current[part])
 
@@ -408,7 +408,7 @@ class Decisions:
 
 
 def check_decision(id: int, action: str, label: str | None) -> Decision:
-    """What is decided about an instance, or InvalidInput."""
+    """The decision on an instance, or InvalidInput."""
     if type(id) is not int or id < 0:
         raise InvalidInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:

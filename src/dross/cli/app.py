@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Find the training instances that make a model worse, and test by retraining whether "
-    "relabelling or removing them helps.\n\n"
+    "relabeling or removing them helps.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes about a minute.",
     epilog="Exit codes: 0: success, whatever the verdict. 1: an error, explained on stderr. 2: a "
     "wrong option or argument. 130: stopped with Ctrl-C; run the same command again to continue.",

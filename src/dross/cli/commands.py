@@ -40,7 +40,7 @@ def demo(
         int, Option(min=2, metavar="N", help="The number of fresh seeds for the verdict.")
     ] = 10,
 ) -> None:
-    """Clean 900 images of digits, 5 % of which are deliberately mislabelled.
+    """Clean 900 images of digits, 5 % of which are deliberately mislabeled.
 
     Examines every label with out-of-fold predictions, recommends what to relabel or remove,
     judges the recommendation with fresh seeds on held-out images, writes a cleaned copy, and
@@ -48,13 +48,11 @@ def demo(
     """
     from ..demo import FLIPPED_SHARE, TRAIN, run_demo
 
-    console.print(
-        f"{TRAIN} images of digits, {FLIPPED_SHARE:.0%} of them deliberately mislabelled."
-    )
+    console.print(f"{TRAIN} images of digits, {FLIPPED_SHARE:.0%} of them deliberately mislabeled.")
     result = run_demo(out, seeds=seeds, say=say)
     console.print(
         f"\nThe plan changes {result.acted_on} instances: {result.found} of the {result.flipped} "
-        f"mislabelled ones, and {result.acted_on - result.found} others."
+        f"mislabeled ones, and {result.acted_on - result.found} others."
     )
     console.print(
         f"Wrong labels: {result.flipped} of {TRAIN} before, {result.wrong_left} of "
@@ -167,7 +165,7 @@ def _print_project(project: "Project", quiet: bool, as_json: bool) -> None:
 
 @command(app, examples=option.CHATS_EXAMPLES)
 def clean_chats(
-    data: Annotated[str, Argument(help="A JSONL or Parquet file of chats, or a URL of one.")],
+    data: Annotated[str, Argument(help="A JSONL or Parquet file of chats, or the URL of one.")],
     model: Annotated[
         str,
         Option(
@@ -314,12 +312,12 @@ def judge(
         int | None,
         Option(
             metavar="N",
-            help="Judge the N most probably mislabelled instances with the labels that the models "
-            "predict.",
+            help="Judge relabeling the N instances most likely to be mislabeled: each gets the "
+            "label that the models predict.",
         ),
     ] = None,
     decisions: Annotated[
-        bool, Option("--decisions", help="Judge the decisions made on the page.")
+        bool, Option("--decisions", help="Judge the decisions made on the review page.")
     ] = False,
     plan: option.PlanName = None,
     seeds: Annotated[
@@ -343,9 +341,9 @@ def judge(
     For every seed, three models start from the same weights: one is trained on the data as given,
     one with the changes, and one with the same number of random changes. They are evaluated on the
     test set if there is one, and otherwise on every part of the data in turn. The verdict is
-    improved, worse, or inconclusive. By default, dross judges the decisions made on the page, or
-    else the recommended plan. Data and models from module:function are run only if --trust-code
-    names them.
+    improved, worse, or inconclusive. By default, dross judges the decisions made on the review
+    page, or else the recommended plan. Data and models from module:function are run only if
+    --trust-code names them.
 
     The models are those of dross clean. With --estimator, they are your own: any scikit-learn
     estimator, or a function that returns one. It is trained on the same features, with the same
@@ -396,8 +394,8 @@ def export(
         int | None,
         Option(
             metavar="N",
-            help="Relabel the N most probably mislabelled instances with the labels that the "
-            "models predict.",
+            help="Relabel the N instances most likely to be mislabeled: each gets the label that "
+            "the models predict.",
         ),
     ] = None,
     plan: option.PlanName = None,
@@ -409,7 +407,7 @@ def export(
 ) -> None:
     """Write a cleaned copy of the data, and the list of decisions. The input is never changed.
 
-    By default, the decisions made on the page are applied, or else the recommended plan.
+    By default, the decisions made on the review page are applied, or else the recommended plan.
     """
     from ..cleaning.export import export as export_project
 
@@ -418,7 +416,7 @@ def export(
         return
     say_path(
         f"{done.cleaned}: {done.written:,} instances; "
-        f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
+        f"{done.removed} removed, {done.relabelled} relabeled.\nDecisions: {done.decisions}"
     )
     if done.note:
         say(done.note)
@@ -444,7 +442,7 @@ def info(
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:
             raise InvalidInput(
-                f"{tape} is a project of dross clean. Pass one of its recorded runs: {inside}."
+                f"{tape} is a dross clean project. Pass one of its recorded runs: {inside}."
             )
     opened = Tape(tape)
     opened.check_files()

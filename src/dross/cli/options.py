@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-ProjectFolder = Annotated[Path, Argument(help="A folder that dross clean made.")]
+ProjectFolder = Annotated[Path, Argument(help="A folder created by dross clean.")]
 
 CLEAN_EXAMPLES = (
     "dross clean people.csv --label income",
@@ -102,7 +102,7 @@ Missing = Annotated[
     Option(
         "--na",
         metavar="TEXT",
-        help="A cell to treat as missing, instead of ?, NA, N/A, nan, null, None and -. Empty "
+        help="A cell value to treat as missing, instead of ?, NA, N/A, nan, null, None and -. Empty "
         "cells are always missing. May be repeated.",
         rich_help_panel=_INPUT,
     ),
@@ -120,7 +120,8 @@ Features = Annotated[
     Option(
         metavar="FILE",
         help="Your own features to learn from: a .npy or Parquet file with one row per instance, in "
-        "the order of the input (images: sorted by path), followed by --validation and --test.",
+        "the order of the input (images: sorted by path), then the rows for --validation and those "
+        "for --test.",
         rich_help_panel=_TRAINING,
     ),
 ]
@@ -147,8 +148,8 @@ Labels = Annotated[
     str | None,
     Option(
         metavar="KIND",
-        help="annotated: people assigned the labels, and careful people would nearly always agree. "
-        "observed: labels record what happened, and equal instances can have different labels. "
+        help="annotated: annotators assigned the labels, and careful annotators would nearly "
+        "always agree. observed: labels record what happened, and identical instances can have different labels. "
         "Default: annotated for images and texts, observed otherwise.",
         rich_help_panel=_INPUT,
     ),
@@ -185,7 +186,7 @@ BatchSize = Annotated[
     Option(
         min=1,
         metavar="N",
-        help="The number of instances per training step. Default: chosen by the size of the data.",
+        help="The number of instances per training step. Default: depends on the size of the data.",
         rich_help_panel=_TRAINING,
     ),
 ]

@@ -67,7 +67,7 @@ class UndoRequest(EmptyRequest, frozen=True, kw_only=True):
 
 
 class DecideRequest(UndoRequest, frozen=True, kw_only=True):
-    """Decide about some instances."""
+    """Decide on some instances."""
 
     changes: _Changes
     why: _ShortText = ""
@@ -260,12 +260,12 @@ class Api:
         return {"count": len(changes), "changed": changed, "warnings": warnings}
 
     def start_judging(self, request: JudgeRequest) -> _JSON:
-        """Start a judgement of the decisions."""
+        """Start a judgment of the decisions."""
         actions = {action for action, _ in self.decisions.current().values()}
         if not actions & {"remove", "relabel"}:
             raise InvalidInput(
-                "No instance is marked for removal or relabelling, so there is nothing to judge. "
-                "Decide about some instances first, or accept the recommended plan."
+                "No instance is marked for removal or relabeling, so there is nothing to judge. "
+                "Decide on some instances first, or accept the recommended plan."
             )
         self._check_code_trusted()
         self.judge_process.start(request.seeds, request.quick)
@@ -312,7 +312,7 @@ class Api:
             label = change.label
             if label is not None and self.project.task.read(label, self.project.classes) is None:
                 what = (
-                    "number that a model can predict" if self.regression else "class of this data"
+                    "number that a model can predict" if self.regression else "class in these data"
                 )
                 raise InvalidInput(f"{label!r:.60} is not a {what}.")
             decision = (change.action, label)

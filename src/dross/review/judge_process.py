@@ -57,11 +57,11 @@ class JudgeProcess:
         self._cancelled = False
 
     def start(self, seeds: int, quick: bool) -> None:
-        """Start a judgement with this many seeds; a quick one has its own number of them."""
+        """Start a judgment with this many seeds; a quick one has its own number of them."""
         check_seeds(seeds)
         with self._lock:
             if self._is_running():
-                raise InvalidInput("A judgement is already running. Wait for it, or cancel it.")
+                raise InvalidInput("A judgment is already running. Wait for it, or cancel it.")
             self._cancelled = False
             try:
                 with open_in_place(self._log) as log:

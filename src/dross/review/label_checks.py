@@ -64,7 +64,7 @@ class LabelChecks:
             return TRAIN, dict(changes)
         if len(ours) < len(changes):
             raise InvalidInput(
-                "Decide about training instances and check validation labels in separate steps."
+                "Decide on training instances and check validation labels in separate steps."
             )
         return VALIDATION, {id - self.start: decision for id, decision in changes.items()}
 

@@ -92,7 +92,7 @@ def class_warnings(
 
 def _describe_loss(who: str, effect: ClassEffect) -> str:
     """A sentence whose numbers add up to how many are left."""
-    gained = f" and gain {effect.gained} by relabelling" if effect.gained else ""
+    gained = f" and gain {effect.gained} by relabeling" if effect.gained else ""
     return (
         f"{who} would lose {effect.lost} of {effect.before} instances "
         f"({100 * effect.lost / effect.before:.0f}\u00a0%){gained}; {effect.left} would be left."

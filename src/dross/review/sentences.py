@@ -94,11 +94,11 @@ def _effect(score: float, info: ProjectInfo) -> str:
 def _confidence(row: Any, info: ProjectInfo) -> str:
     runs = int(row["learned_in"])
     if not runs:
-        return "No recorded run was trained on it, so its effect is not known."
+        return "No recorded run included it, so its effect is not known."
     if runs < 2:
-        return "It was estimated from one training run; another seed may lead to another estimate."
+        return "It was estimated from one training run; a different seed may give a different estimate."
     times = int(row["harmful_in"])
-    harm = f"It is harmful in {times} of the {runs} training runs that were trained on it"
+    harm = f"It is harmful in {times} of the {runs} training runs that included it"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], info)}"
     if times not in (0, runs):
         return f"{harm}, so the runs disagree and the effect may be due to chance; {varies}."

@@ -243,7 +243,7 @@ def serve(
         listed = "\n    ".join(f"{address}?token={keys.token}" for address in addresses)
         print(
             f"Reviewing {project.info.name} at\n\n    {listed}\n\n"
-            "Every decision is saved at once. Stop with Ctrl-C.",
+            "Every decision is saved immediately. Stop with Ctrl-C.",
             flush=True,
         )
         if not _is_loopback(host):

@@ -51,7 +51,7 @@ async function preview() {
     show(byId("bulk-effect"),
       answer.changed ? h("p", {}, `${count(answer.changed, "of them has", "of them have")} a different decision, which would be replaced.`) : null,
       answer.warnings.length ? h("ul", { class: "warning-list" }, answer.warnings.map((warning) => h("li", {}, h("strong", {}, "Warning: "), data(warning)))) : null,
-      h("p", { class: "quiet" }, "Undo reverts all of it at once."));
+      h("p", { class: "quiet" }, "Undo reverts all of it in one step."));
   } catch (error) {
     if (now === asked) show(byId("bulk-effect"), h("p", { class: "problem" }, error.message));
   }

@@ -4,17 +4,17 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const KEYS = [
-  ["k", "keep", "keep it (a label to check: it is right)"],
-  ["x", "remove", "remove it (a label to check: it is wrong)"],
+  ["k", "keep", "keep it (for a label to check: mark it as right)"],
+  ["x", "remove", "remove it (for a label to check: mark it as wrong)"],
   ["r", "relabel", "relabel it: then 1 to 9, 0 and letters choose a class"],
   ["c", "undecided", "clear its decision"],
   ["u", "undo", "undo, as often as you like"],
   ["U", "redo", "redo"],
   ["j", "next", "next instance"],
   ["i", "previous", "previous instance"],
-  ["w", "why", "show or hide why"],
+  ["w", "why", "show or hide the explanation"],
   ["z", "zoom", "enlarge its image; then + and − zoom, 0 fits, 1 is the original size"],
-  ["b", "bulk", "decide for the whole list at once"],
+  ["b", "bulk", "apply one decision to the whole list"],
   ["t", "plan", "accept the recommended plan"],
   ["v", "verdict", "open the verdict"],
   ["/", "search", "search"],
@@ -22,7 +22,7 @@ const KEYS = [
 ];
 const ALWAYS = [
   ["Arrows, Page Up, Page Down, Home, End", "move in the list"],
-  ["Enter", "read why, in the panel"],
+  ["Enter", "read the explanation in the panel"],
   ["Esc", "close what is open"],
   ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo"],
 ];

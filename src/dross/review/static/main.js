@@ -21,13 +21,13 @@ import * as zoom from "./zoom.js";
 
 const MEANINGS = {
   plan: "The edits of the recommended plan, the least certain first. Nothing changes until you accept the plan.",
-  harmful: "The expected held-out error is estimated to be lower without any one of these instances. The most harmful come first.",
+  harmful: "Removing any one of these instances is estimated to lower the expected held-out error. The most harmful come first.",
   mislabelled: "Models that were not trained on these instances predict other labels, or find the given ones improbable. The likeliest label errors come first.",
   validation: "These labels are the most informative to check. Press k if the label is right, x if it is wrong, r to choose the right label.",
-  copies: "Instances that occur more than once in the training set, or also in the test or validation set, exact or nearly so (≡ is the number of the group). A duplicate in another set makes every verdict too optimistic: remove it from one of them. Keep one of the others; if the labels differ, the one with the right label.",
+  copies: "Instances with exact or near copies in the training, validation or test set (≡ is the number of the group). A copy in another set makes every verdict too optimistic: remove it from one of the two sets. Of the copies within the training set, keep one; if the labels differ, keep the one with the right label.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
-const MEANING_OF_TRUST = "All validation labels count as right (--validation-is-clean), so none is listed.";
+const MEANING_OF_TRUST = "All validation labels are counted as correct (--validation-is-clean), so none is listed.";
 const MEANING_OF_VALUE = "The given value is far from the predictions of models that were not trained on the instance, so it may be wrong.";
 
 let filter = {};

@@ -1,11 +1,11 @@
-// The tokens of a chat, coloured by what each does to the model.
+// The tokens of a chat, colored by what each does to the model.
 
 import { h, printable } from "./dom.js";
 import { project } from "./state.js";
 import { signed } from "./words.js";
 
 const LEVELS = 4;
-const FAINT = 0.05; // of the strongest effect: less is not coloured
+const FAINT = 0.05; // of the strongest effect: less is not colored
 
 /** "harms-3", "helps-1", or "" for an effect near 0. */
 function effectClass(effect, scale) {

@@ -4,10 +4,10 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const STEPS = [
-  { at: "plan", title: "The recommendation", text: "dross compared several plans with no change, on held-out instances. It recommends a plan only if models improve by more than chance would explain. “Accept the plan” takes all of its decisions in one step; you can change or undo each of them." },
+  { at: "plan", title: "The recommendation", text: "dross compared several plans with leaving the data unchanged, on held-out instances. It recommends a plan only if models improve by more than chance would explain. “Accept the plan” applies all of its decisions in one step; you can change or undo each of them." },
   { at: "list", title: "The list", text: "Each instance shows its label, the predicted label with its probability, and its effect: below zero means that the expected error is lower without it. Click an instance or use the arrow keys; the tabs above open other lists." },
   { at: "why", or: "list", title: "Why", text: "This panel explains why the selected instance is listed. Read it before you decide: an instance can be harmful without being wrong." },
-  { at: "actions", title: "Decide", text: "Keep, remove or relabel, by button or with one key. Every decision is saved at once. “Verdict” trains new models and tests whether your decisions help." },
+  { at: "actions", title: "Decide", text: "Keep, remove or relabel with a button or a single key. Every decision is saved immediately. “Verdict” trains new models and tests whether your decisions help." },
 ];
 
 const dialog = byId("tour");

@@ -46,17 +46,17 @@ function watch(status) {
   byId("judge-start").disabled = running;
   byId("judge-cancel").hidden = status.state !== "running";
   if (running) {
-    const where = status.state === "elsewhere" ? "A judgement that was started elsewhere is running" : "Judging";
+    const where = status.state === "elsewhere" ? "A judgment that was started elsewhere is running" : "Judging";
     const words = status.of ? `${where}: ${status.done} of ${status.of}${status.stage ? `, ${status.stage}` : ""}` : `${where} …`;
     const bar = h("progress", { max: status.of || 1, "aria-label": "Judgement" });
     if (status.of) bar.value = status.done;
     show(byId("judge-progress"), h("p", {}, data(words)), bar);
-    if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "The judgement has started."));
+    if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "The judgment has started."));
   } else {
     show(byId("judge-progress"), h("p", { class: "quiet" }, `To be judged: ${count(progress.remove ?? 0, "removal")}, ${count(progress.relabel ?? 0, "new label")}.`));
-    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "The judgement failed with this output:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "no output"));
-    else if (ended && status.state === "cancelled") show(byId("judge-state"), h("p", {}, "Cancelled. Nothing was changed."));
-    else if (ended) show(byId("judge-state"), h("p", {}, "The judgement is done."));
+    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "The judgment failed with this output:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "no output"));
+    else if (ended && status.state === "cancelled") show(byId("judge-state"), h("p", {}, "Canceled. Nothing was changed."));
+    else if (ended) show(byId("judge-state"), h("p", {}, "The judgment is done."));
   }
   if (ended && status.state === "done") showVerdicts();
   state = status.state;
@@ -75,7 +75,7 @@ async function showVerdicts() {
 function build(verdict, place) {
   const title = { improved: "Improved", worse: "Worse", inconclusive: "Inconclusive" }[verdict.verdict] ?? verdict.verdict;
   const head = h("h3", {}, h("span", { class: `outcome ${verdict.verdict === "improved" ? "good" : verdict.verdict === "worse" ? "bad" : ""}` }, title), " ",
-    h("span", { class: "quiet small" }, `${String(verdict.made).slice(0, 16).replace("T", " ")}, ${verdict.what}: ${verdict.removed} removed, ${verdict.relabelled} relabelled, ${count(verdict.seeds, "seed")}`),
+    h("span", { class: "quiet small" }, `${String(verdict.made).slice(0, 16).replace("T", " ")}, ${verdict.what}: ${verdict.removed} removed, ${verdict.relabelled} relabeled, ${count(verdict.seeds, "seed")}`),
     verdict.model ? h("span", { class: "quiet small" }, ", judged by ", data(verdict.model)) : null);
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),

@@ -141,7 +141,9 @@ function hurtWords(change) {
   if (!project.classes.length) return `its squared error ${change < 0 ? "falls" : "rises"} by ${amount(change)}`;
   const factor = Math.exp(Math.abs(change));
   const more = change < 0 ? "more" : "less";
-  return factor < 2 ? `its label is ${amount(100 * (factor - 1))}\u00a0% ${more} likely` : `its label is ${amount(factor)} times ${more} likely`;
+  if (factor >= 2) return `its label is ${more} likely by a factor of ${amount(factor)}`;
+  const share = change < 0 ? factor - 1 : 1 - 1 / factor;
+  return `its label is ${amount(100 * share)}\u00a0% ${more} likely`;
 }
 
 const lookAt = (entry) => h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Show it", h("span", { class: "unseen" }, " ", data(entry.source)));

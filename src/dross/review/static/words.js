@@ -11,7 +11,7 @@ export const signed = (value) => (value < 0 ? "−" : value > 0 ? "+" : "") + am
 export const percent = (share) => (share === null || share === undefined ? "" : `${Math.round(100 * share)}\u00a0%`);
 export const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-/** What the recommended plan does with an instance that nobody has decided about. */
+/** What the recommended plan does with an instance that nobody has decided on. */
 export function adviceWord(item) {
   return item.action === "keep" ? "–" : `plan: ${item.action}`; // the label is beside it
 }
