@@ -83,8 +83,8 @@ def write_images(digits: Digits, folder: Path) -> dict[str, Path]:
         is_folder = path.is_dir() and not path.is_symlink()
         if not is_folder and (path not in images or path.read_bytes() != images[path]):
             raise InvalidInput(
-                f"{path} is not a file of the demo, and the demo replaces nothing. Choose another "
-                "folder with `out`."
+                f"{path} was not written by the demo, and the demo does not replace other files. "
+                "Choose another folder with `out`."
             )
     for path, raw in images.items():
         write_bytes(path, raw, sync=False)

@@ -72,7 +72,7 @@ def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
             name for name in kept if name.startswith("state") and "000000000003" not in name
         ]
         with pytest.raises(
-            InputChanged, match=f"shards from {size} ranks, but 1 would continue it"
+            InputChanged, match=f"shards from {size} ranks, but you are continuing it with 1 rank"
         ):
             rewind(tape, 0)  # one process cannot write the shards of the others
         Tape(tape).check_files()
@@ -88,4 +88,7 @@ def test_a_loop_under_fully_shard_goes_on_where_it_was_stopped(tmp_path):
         assert found[rank]["steps"] == 3
         close(found[rank]["values"], expected)
     for rank in range(4):
-        assert "has shards from 2 ranks, but 4 would continue it" in found[rank]["refused"]
+        assert (
+            "has shards from 2 ranks, but you are continuing it with 4 ranks"
+            in found[rank]["refused"]
+        )

@@ -85,7 +85,7 @@ def test_a_rank_that_dies_ends_the_others(record, tmp_path):
 
 REFUSED = {
     "batchnorm sgd": "updates '1.running_mean'",
-    "linear muon": "Muon needs whole parameters",
+    "linear muon": "Muon needs unsharded parameters",
 }
 
 

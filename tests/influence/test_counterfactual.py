@@ -175,7 +175,7 @@ def test_two_ways_of_removal_differ_with_batchnorm_only(record):
 def test_batchnorm_with_one_instance_left_is_refused_by_name(record):
     p = problem("batchnorm", "sgd", epochs=1)
     p.batches = [np.arange(4)]
-    with pytest.raises(NotSupported, match="Step 0 cannot be taken with the rest"):
+    with pytest.raises(NotSupported, match="Step 0 cannot be computed without"):
         record(p).counterfactual([[0, 1, 2]], removal="data")
 
 

@@ -126,9 +126,9 @@ def test_what_is_no_classifier_is_refused(tmp_path):
 
     squares = lambda outputs, y: ((outputs - y) ** 2).flatten(1).mean(1)
     for labels in (p.X[:, :1], (p.Y > 0).double()[:, None]):
-        with pytest.raises(NotSupported, match="it is a regression"):
+        with pytest.raises(NotSupported, match="it is a regression model"):
             run_of(labels, "squared_error").margins()
-    with pytest.raises(NotSupported, match="it is a regression"):
+    with pytest.raises(NotSupported, match="it is a regression model"):
         run_of(p.X[:, :1], squares).margins()
     with pytest.raises(NotSupported, match=r"shape \(\d, 3\), the labels \(\d, 3\)"):
         run_of(p.X[:, :3], squares, outputs=3).margins()
@@ -136,5 +136,5 @@ def test_what_is_no_classifier_is_refused(tmp_path):
     with pytest.raises(NotSupported, match='in a dict as "logits"'):
         run_of(p.Y, of_dict, outputs=3, wrap=Named).margins()
     shifted = lambda z, y: nn.functional.cross_entropy(z, y - 5, reduction="none")
-    with pytest.raises(NotSupported, match=r"classes, 0\.\.2"):
+    with pytest.raises(NotSupported, match=r"indices, 0\.\.2"):
         run_of(p.Y + 5, shifted, outputs=3).margins()

@@ -140,7 +140,7 @@ class TestLinearDatamodelingScore:
         shuffled = replace(scores, values=np.append(scores.values[order], np.nan))
         nothing = run.lds(shuffled, subsets=100)
         assert nothing.interval[0] < 0 < nothing.interval[1] and abs(nothing.value) < 0.25
-        assert "100 runs that each lacked 200 random instances" in repr(nothing)
+        assert "100 runs that each left out 200 random instances" in repr(nothing)
 
     def test_the_changes_are_those_of_literal_runs(self, record):
         p = problem("mlp", "momentum", epochs=2)

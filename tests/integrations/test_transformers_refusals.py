@@ -32,7 +32,7 @@ def test_items_without_columns(tmp_path):
     with pytest.raises(InvalidInput, match=r"Example . of the training set has the type list"):
         own = lambda items: pad([{"input_ids": item} for item in items])
         trainer(tmp_path, train_dataset=[[1, 2, 3]] * 4, data_collator=own).train()
-    with pytest.raises(InvalidInput, match="The collator returns the type list"):
+    with pytest.raises(InvalidInput, match="The collator returned an object of type list"):
         trainer(tmp_path, data_collator=list, overwrite=True).train()
 
 
@@ -79,7 +79,7 @@ def test_an_optimizer_that_does_not_step(tmp_path):
             optimizer.step = lambda *args, **kwargs: None
             return optimizer
 
-    with pytest.raises(NotSupported, match="Trainer counts step 0, but its optimizer has taken 0"):
+    with pytest.raises(NotSupported, match="Trainer is at step 0, but its optimizer has taken 0"):
         trainer(tmp_path, Skips).train()
 
 
@@ -89,7 +89,7 @@ def test_changed_data(tmp_path):
     changed = [dict(item) for item in texts()]
     changed[3]["input_ids"] = changed[3]["input_ids"][::-1]
     again = trainer(tmp_path, train_dataset=changed)
-    with pytest.raises(InputChanged, match="another data set"):
+    with pytest.raises(InputChanged, match="a different data set"):
         again.recorded_run()
 
 

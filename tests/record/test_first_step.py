@@ -127,9 +127,13 @@ REFUSED = {
         InvalidInput,
         r"flatten\(1\).mean\(1\)",
     ),
-    "contrastive": (info_nce, NotSupported, "depends on the other instances .* do in the loop"),
+    "contrastive": (
+        info_nce,
+        NotSupported,
+        "depends on the other instances .* into the training loop",
+    ),
     "normalized": (over_the_mean, NotSupported, "depends on the other instances"),
-    "stateful": (RunningMean(), NotSupported, "other values when it is computed again"),
+    "stateful": (RunningMean(), NotSupported, "different values when it is computed again"),
     "noise of numpy": (numpy_noise, NotSupported, "random numbers from numpy"),
 }
 

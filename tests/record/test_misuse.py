@@ -102,13 +102,16 @@ def _describe(value) -> str:
         ({"path": b"x"}, "path"),
         ({"path": ""}, "path"),
         ({"path": "a\0b"}, "path"),
-        ({"data": Given(lambda i: (X[i], "cat"))}, "'cat', a str, in its y"),
-        ({"data": Given(lambda i: ("text", 1))}, "in its x"),
+        (
+            {"data": Given(lambda i: (X[i], "cat"))},
+            "The y of instance 0 .* contains 'cat', of type str",
+        ),
+        ({"data": Given(lambda i: ("text", 1))}, "The x of instance 0"),
         ({"data": Given(_fail)}, "failed to return instance 0"),
         ({"data": {"x": X}}, "failed to return instance 0"),
-        ({"data": (X, np.array(["a"] * 20))}, "dross computes with numbers"),
-        ({"data": (np.array([["a"]] * 20), Y)}, "dross computes with numbers"),
-        ({"data": (X.numpy().astype(object), Y)}, "dross computes with numbers"),
+        ({"data": (X, np.array(["a"] * 20))}, "dross supports only numeric"),
+        ({"data": (np.array([["a"]] * 20), Y)}, "dross supports only numeric"),
+        ({"data": (X.numpy().astype(object), Y)}, "dross supports only numeric"),
         ({"data": None}, "map-style"),
         ({"loss": detached}, "does not depend on the model's parameters"),
         ({"loss": constant}, "does not depend on the model's parameters"),
@@ -252,7 +255,7 @@ def test_a_model_that_cannot_be_trained(tmp_path):
     model, optimizer = _start()
     recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
     model.requires_grad_(False)
-    with pytest.raises(InvalidInput, match="no parameters to train"):
+    with pytest.raises(InvalidInput, match="no trainable parameters"):
         recorder.step([0, 1], X[:2], Y[:2]).__enter__()
     with torch.inference_mode():
         model, optimizer = _start()

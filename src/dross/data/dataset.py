@@ -272,9 +272,9 @@ def _check_leaves(pair: Pair) -> None:
         for leaf in tree_leaves(part):
             if not isinstance(leaf, Tensor):
                 raise InvalidInput(
-                    f"Instance 0 of the data set has {leaf!r}, a {type(leaf).__name__}, in its "
-                    f"{name}: dross computes with numbers. Convert text to numbers first: replace "
-                    "each class with its index."
+                    f"The {name} of instance 0 in the data set contains {leaf!r}, of type "
+                    f"{type(leaf).__name__}, but dross supports only numeric data. Convert text to "
+                    "numbers first: replace each class with its index."
                 )
 
 
@@ -374,8 +374,8 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(t)
     except TypeError:
         raise InvalidInput(
-            f"An array of type {t.dtype} cannot be used: dross computes with numbers. Convert text "
-            "to numbers first: replace each class with its index."
+            f"An array of type {t.dtype} cannot be used: dross supports only numeric arrays. "
+            "Convert text to numbers first: replace each class with its index."
         ) from None
 
 
@@ -512,8 +512,8 @@ class Collated:
 def _split_pair(batch: Any) -> Pair:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InvalidInput(
-            f"A batch must be a pair (x, y); the collator returns the type {type(batch).__name__}. "
-            "Specify how to split it: split=lambda batch: (x, y)."
+            f"A batch must be a pair (x, y); the collator returned an object of "
+            f"type {type(batch).__name__}. Specify how to split it: split=lambda batch: (x, y)."
         )
     return batch[0], batch[1]
 

@@ -80,9 +80,9 @@ def ranks_of(model: nn.Module) -> RankReducer:
 def refuse_to_open() -> NoReturn:
     """A model under fully_shard is trained, and not queried."""
     raise NotSupported(
-        "A loop under fully_shard does not open its tape. Call recorder.close() on every rank, "
-        "then call dross.load(path, model, data, loss) with a model that is not under fully_shard "
-        "(it may be on the meta device), and run.influence(query, group=..., sharded=True)."
+        "The tape cannot be opened while the model is under fully_shard. Call recorder.close() "
+        "on every rank, then call dross.load(path, model, data, loss) with a model that is not "
+        "under fully_shard (it may be on the meta device), and run.influence(query, group=..., sharded=True)."
     )
 
 
@@ -179,8 +179,8 @@ def inspect_sharded(
     )
     if pure.rule is None:
         raise NotSupported(
-            f"{pure.name} needs whole parameters, and under fully_shard no rank holds a whole "
-            "parameter. Use an elementwise optimizer, such as AdamW."
+            f"{pure.name} needs unsharded parameters, but under fully_shard no rank holds a "
+            "whole parameter. Use an elementwise optimizer, such as AdamW."
         )
     check_second_derivative(sharded, batch.x, batch.y)
     return objective, sharded, pure

@@ -516,8 +516,8 @@ def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None
     show = lambda names: "nothing more" if names is None else f"'{names[0]}'"
     return NotSupported(
         f"The model read {show(found)} here, but {show(expected)} on its first batch, so which "
-        "parameters it uses depends on the data. Ranks that hold shards must read the same ones in "
-        "the same order. Retrace with group= and without sharded=True."
+        "parameters it uses depends on the data. Ranks that hold shards must read the same "
+        "parameters in the same order. Retrace with group= and without sharded=True."
     )
 
 
@@ -636,7 +636,7 @@ def _check_shardable(recording: Recording) -> None:
     if moving := objective.layout.moving_buffers:
         reason = f"its forward pass updates '{moving[0]}', and the ranks' batches differ"
     elif optimizer.rule is None:
-        reason = f"{optimizer.name} needs whole parameters"
+        reason = f"{optimizer.name} needs unsharded parameters"
     elif objective.precision.narrow is torch.float16:
         reason = "in float16 each rank would scale its adjoint independently"
     if reason is not None:

@@ -112,9 +112,9 @@ _STATE = "state."  # in a segment; the end of a tape has the bare names
 def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
     """The error where other ranks would continue a tape than those that began it."""
     return InputChanged(
-        f"The tape at {folder} has shards from {say_count(shards, 'rank')}, but {ranks} would "
-        f"continue it. Start {shards}, or record the run again in another folder. Retracing works "
-        "with any number of ranks."
+        f"The tape at {folder} has shards from {say_count(shards, 'rank')}, but you are "
+        f"continuing it with {say_count(ranks, 'rank')}. Start {say_count(shards, 'rank')}, or "
+        "record the run again in another folder. Retracing works with any number of ranks."
     )
 
 
@@ -158,7 +158,7 @@ def refuse_with_shards(**options: Any) -> None:
         if value:
             raise NotSupported(
                 f"{name} is not supported with sharded states yet. Leave it out, or use ranks "
-                "that hold whole states (docs/scale.md)."
+                "that hold unsharded states (docs/scale.md)."
             )
 
 

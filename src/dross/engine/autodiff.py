@@ -23,7 +23,7 @@ def refuse_inference_mode() -> None:
     """Raise InvalidInput inside torch.inference_mode(), which no derivative can leave."""
     if torch.is_inference_mode_enabled():
         raise InvalidInput(
-            "Gradients cannot be computed inside torch.inference_mode(). Make this call outside."
+            "Gradients cannot be computed inside torch.inference_mode(). Move this call out of it."
         )
 
 

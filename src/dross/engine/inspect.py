@@ -111,7 +111,7 @@ def unwrap_model(model: Any) -> nn.Module:
 def device_and_dtype(
     model: nn.Module, *, without_weights: bool = False
 ) -> tuple[torch.device, torch.dtype]:
-    """Where the parameters to train are, and their type; both must be one and the same for all.
+    """Where the trainable parameters are, and their type; both must be one and the same for all.
 
     A model that cannot be trained as it is, is refused here.
 
@@ -120,7 +120,7 @@ def device_and_dtype(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise InvalidInput("The model has no parameters to train.")
+        raise InvalidInput("The model has no trainable parameters.")
     if any(is_lazy(p) for p in parameters):
         raise InvalidInput(
             "The model has uninitialized lazy parameters: call it once on a batch, and create the "
@@ -129,13 +129,13 @@ def device_and_dtype(
     if any(p.is_inference() for p in parameters):
         raise InvalidInput(
             "The model was created inside torch.inference_mode() and cannot be trained. Create it "
-            "outside."
+            "outside that context."
         )
     refuse_inference_mode()
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
         raise NotSupported(
-            "The parameters to train must share one device and one dtype; found "
+            "The trainable parameters must share one device and one dtype; found "
             f"{sorted(map(str, kinds))}."
         )
     device, dtype = kinds.pop()
@@ -149,7 +149,7 @@ def device_and_dtype(
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device != device and id(tensor) not in trained:
             raise NotSupported(
-                f"'{name}' is not on {device}, where the parameters to train are: move the whole "
+                f"'{name}' is not on {device}, where the trainable parameters are: move the whole "
                 "model to one device."
             )
     if dtype not in (torch.float32, torch.float64):
@@ -320,7 +320,7 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
 
 
 def _check_loss(bare: Objective, outputs: Any, y: Any) -> None:
-    """Refuse a loss that gives other values the second time, or that mixes the instances."""
+    """Refuse a loss that gives different values the second time, or that mixes the instances."""
     count = count_instances(y)
     device = tree_leaves(y)[0].device
 
@@ -344,10 +344,10 @@ def _check_loss(bare: Objective, outputs: Any, y: Any) -> None:
     again, _ = compute(slice(None))
     if not _is_same(again, losses):
         raise NotSupported(
-            "The loss gives other values when it is computed again, so the run could not be "
-            "replayed: it counts its calls, keeps a running mean, or draws random numbers from "
-            "numpy or random. Draw them with torch, and apply what changes during the training in "
-            "the loop, as a weight of the losses."
+            "The loss gives different values when it is computed again, so the run could not be "
+            "replayed. It may count its calls, keep a running mean, or draw random numbers from "
+            "numpy or random. Draw random numbers with torch. If the loss changes during training, "
+            "apply the change in the training loop, as a weight on the losses."
         )
     if drawn or count < 2:
         return
@@ -360,9 +360,9 @@ def _check_loss(bare: Objective, outputs: Any, y: Any) -> None:
             "The loss of an instance depends on the other instances of its batch: the losses of "
             f"{count // 2} instances change when the others are left out. dross scores an instance "
             "by its own loss. Compute each loss from the outputs and the label of its instance "
-            "alone, and do in the loop what needs the whole batch, such as dividing by the sum of "
-            "the class weights: (losses.sum() / weight[y].sum()).backward(). In a contrastive "
-            "loss, make each pair or group one instance."
+            "alone, and move anything that needs the whole batch into the training loop, such as "
+            "dividing by the sum of the class weights: (losses.sum() / weight[y].sum()).backward(). "
+            "For a contrastive loss, treat each pair or group as one instance."
         )
 
 
@@ -387,7 +387,7 @@ def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[st
 def names_by_group(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> list[list[str]]:
-    """The names of the parameters to train in each of the optimizer's groups."""
+    """The names of the trainable parameters in each of the optimizer's groups."""
     name_of = {parameter: name for name, parameter in parameters.items()}
 
     def find_name(parameter: Tensor) -> str:

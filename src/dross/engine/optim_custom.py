@@ -313,8 +313,8 @@ def _check_slope(
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
             raise InvalidInput(
                 f"The derivative of {name.removeprefix('slot.')} does not match a finite "
-                f"difference (they differ by up to {error:.1e}). Check that update treats every "
-                "number alike and uses only functions that autograd supports."
+                f"difference (they differ by up to {error:.1e}). Check that update treats "
+                "all elements of a tensor alike and uses only functions that autograd supports."
             )
 
 

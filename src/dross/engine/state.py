@@ -287,7 +287,7 @@ def check_signature(recorded: Signature, model: nn.Module, layout: Layout) -> No
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
                 raise InputChanged(
-                    f"The tape belongs to another model: {kind} '{name}' is "
+                    f"The tape belongs to a different model: {kind} '{name}' is "
                     f"{_describe(before.get(name))} on the tape and {_describe(now.get(name))} "
                     "here. Build the model exactly as it was when the run was recorded."
                 )

@@ -270,11 +270,11 @@ def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
         ways.append(f"`max_tokens={int(share * longest)}`")
     if options.lora is None or options.last_layers is None:
         adapters = "`lora=8` and `last_layers=2`"
-        ways.append(f"{adapters}, which train adapters of the last layers only")
+        ways.append(f"{adapters}, which train adapters in the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
         f"This takes about {say_duration(cost.seconds)} {where}. Runs that take more than an "
-        f"hour start only if you pass `force=True`. These options fit into an hour: "
+        f"hour start only if you pass `force=True`. To take less than an hour, use one of these: "
         f"{'; or '.join(ways)}."
     )
 

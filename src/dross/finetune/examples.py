@@ -236,8 +236,8 @@ def encode_chats(
     note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are truncated."
     if len(chats) > len(examples):
         note += (
-            f" Nothing of the response is left in {len(chats) - len(examples):,} of them, which "
-            "are left out of everything except the export."
+            f" {len(chats) - len(examples):,} of them then contain nothing of the response and are "
+            "left out of everything except the export."
         )
     return examples, places, [note] if cut else []
 

@@ -18,7 +18,7 @@ from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
 
 _ADAPTER = "adapter_config.json"
-_WHOLE = "Use the model that was not quantized."
+_WHOLE = "Use the unquantized model."
 # Nothing but what is said, for models that have never seen a chat.
 _PLAIN = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}"
@@ -50,7 +50,7 @@ def _import(name: str, what: str) -> Any:
 
 
 def load(options: ChatOptions) -> Loaded:
-    """The model of the options, with its tokenizer, its template and the parameters to train.
+    """The model of the options, with its tokenizer, its template and its trainable parameters.
 
     Raises:
         InvalidInput: there is no such model, tokenizer or chat template, or a package is missing.

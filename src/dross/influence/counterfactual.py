@@ -326,7 +326,7 @@ class CounterfactualRuns:
                     warnings.warn(
                         f"Many copies of this model cannot run at once ({reason}): {len(groups)} "
                         "counterfactual runs will be done one after the other, which takes longer "
-                        "and leads to the same results.",
+                        "but gives the same results.",
                         DrossWarning,
                         stacklevel=2,
                     )
@@ -376,7 +376,7 @@ class CounterfactualRuns:
                     state, _, _ = take_step(executor, optimizer, state, step, left)
                 except ValueError as error:
                     raise NotSupported(
-                        f"Step {t} cannot be taken with the rest of its batch: {error}"
+                        f"Step {t} cannot be computed without the removed instances: {error}"
                     ) from error
                 total = self.model.add_state(total, state, t + 1)
                 advance(1)
@@ -578,8 +578,8 @@ def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
 def _check_finite(state: State) -> None:
     if not bool(torch.isfinite(state.theta).all()):  # nan persists, so the end is enough
         raise Diverged(
-            "A counterfactual run diverged: its parameters are not finite at the end. Train the "
-            "run with a lower learning rate."
+            "A counterfactual run diverged: its parameters are not finite at the end. Record "
+            "the run again with a lower learning rate."
         )
 
 

@@ -88,9 +88,9 @@ class _Margins:
         is_number = self.objective.loss_name == "squared_error"
         if is_number or not bool(((labels == 0) | (labels == 1)).all()):
             raise NotSupported(
-                "Margins are those of a classifier. This model has one output for each instance, "
-                f"and the labels run from {float(labels.min()):g} to {float(labels.max()):g}, so "
-                "it is a regression. Its instances can be ranked by their loss: "
+                "Margins are defined only for classifiers. This model has one output for each "
+                f"instance, and the labels run from {float(labels.min()):g} to {float(labels.max()):g}, so "
+                "it is a regression model. Its instances can be ranked by their loss: "
                 "dross.estimators.TrainingLoss()."
             )
         return torch.where(labels == 1, logits, -logits)
@@ -106,7 +106,7 @@ def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
     classes = logits.shape[1]
     if labels.is_floating_point() or not bool(((labels >= 0) & (labels < classes)).all()):
         raise NotSupported(
-            f"Margins need labels that are numbers of classes, 0..{classes - 1}. These are of type "
+            f"Margins need labels that are class indices, 0..{classes - 1}. These are of type "
             f"{labels.dtype} and run from {float(labels.min()):g} to {float(labels.max()):g}."
         )
     given = labels.reshape(-1, 1).long()

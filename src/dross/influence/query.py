@@ -200,10 +200,10 @@ class Query:
         bad = [name for name, part in by_name.items() if not bool(torch.isfinite(part).all())]
         to = f" with respect to '{bad[0]}'" if bad else ""
         return Diverged(
-            f"The query {self.name} has a value at the recorded model, but its derivative{to} is "
-            "not finite. Its formula is not differentiable there, as sqrt is not at 0: add a "
-            "small number to the argument of the root, or leave out values that are exactly 0. "
-            "The recorded run is finite."
+            f"The query {self.name} has a finite value at the recorded model, but its derivative{to} "
+            "is not finite. Its formula is not differentiable there (for example, sqrt is not "
+            "differentiable at 0): add a small number to the argument of the root, or leave out "
+            "values that are exactly 0. The recorded run is finite."
         )
 
 

@@ -335,8 +335,8 @@ def describe_growth(growth: float) -> str:
             "predict the effect of retraining. Lower the learning rate, or train for fewer steps."
         )
     return (
-        f"The run magnifies a small change by a factor of {times}, so the scores may be reliable. "
-        "Run.verify measures whether they are."
+        f"The run magnifies a small change by a factor of {times}, so the scores may or may not "
+        "be reliable. Run.verify measures whether they are."
     )
 
 

@@ -69,8 +69,8 @@ class Verification:
         """In a notebook: the sentence, the correlations, and the largest true changes."""
         names = {"Kendall's tau": self.tau, "Spearman's rho": self.spearman, "slope": self.slope}
         numbers = {name: f"{value:.3f}" for name, value in names.items()}
-        numbers["95 % confidence interval of tau"] = _say_interval(self.interval)
-        numbers["extremes in common"] = f"{self.jaccard:.0%}"
+        numbers["95 % confidence interval for tau"] = _say_interval(self.interval)
+        numbers["overlap of the largest changes"] = f"{self.jaccard:.0%}"
         estimated, actual = (np.atleast_2d(each)[0] for each in (self.estimated, self.actual))
         largest = np.argsort(-np.abs(actual), kind="stable")[:_EXTREMES]
         rows = [(self.instances[k], f"{estimated[k]:+.3e}", f"{actual[k]:+.3e}") for k in largest]
@@ -288,7 +288,7 @@ class LinearDatamodelingScore:
         share = len(self.subsets[0])
         return (
             f"Linear datamodeling score {self.value:.2f} (95 % confidence interval "
-            f"{_say_interval(self.interval)}), over {len(self.subsets)} runs that each lacked "
+            f"{_say_interval(self.interval)}), over {len(self.subsets)} runs that each left out "
             f"{say_count(share, 'random instance')}."
         )
 

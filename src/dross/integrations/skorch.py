@@ -216,7 +216,9 @@ class InstanceLosses:
         """
         criterion = self.net.criterion_
         if isinstance(self.net, NeuralNetRegressor):
-            raise NotSupported("Margins are those of a classifier, and this net is a regressor.")
+            raise NotSupported(
+                "Margins are defined only for classifiers, but this net is a regressor."
+            )
         if isinstance(self.net, NeuralNetClassifier) and isinstance(criterion, nn.NLLLoss):
             return torch.log(outputs + torch.finfo(outputs.dtype).eps), y  # as its get_loss does
         if isinstance(criterion, nn.BCELoss):
@@ -233,8 +235,8 @@ def _check_criterion(criterion: Any) -> None:
     if not hasattr(criterion, "reduction"):
         raise NotSupported(
             f"The criterion {type(criterion).__name__} has no reduction, so the loss of each "
-            "instance is not known. Use one of torch.nn's losses, or add to yours an attribute "
-            "`reduction` that can be set to 'none'."
+            "instance is not known. Use one of torch.nn's losses, or give yours a `reduction` "
+            "attribute that can be set to 'none'."
         )
     if getattr(criterion, "weight", None) is not None and criterion.reduction == "mean":
         raise NotSupported(

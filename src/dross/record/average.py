@@ -128,7 +128,7 @@ class AverageWatch:
         ):
             raise NotSupported(
                 "The averaging function is not a weighted mean of the average and the parameters. "
-                "Use the usual average of AveragedModel, or get_ema_multi_avg_fn(decay)."
+                "Use the default averaging of AveragedModel, or get_ema_multi_avg_fn(decay)."
             )
         return rate
 

@@ -32,7 +32,7 @@ _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels 
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
     False: f"To get exact scores, {_MATH_KERNEL}.",
-    True: "Dropout inside fused attention draws different random numbers from the math kernel: "
+    True: "Dropout inside fused attention draws different random numbers than the math kernel: "
     f"{_MATH_KERNEL}, or set attention dropout to 0.",
 }
 
@@ -167,17 +167,17 @@ def _check_losses(seen: SeenLoss, replayed: Tensor, executor: Executor, t: int) 
         return
     if seen.share is None:
         raise NotSupported(
-            f"Step {t} cannot be reproduced: its losses differ from those of a replay by "
-            f"{difference:.2e} of {scale:.2e}. Check that the model and the loss do not count "
-            "their calls, or draw random numbers that do not come from torch."
+            f"Step {t} cannot be reproduced: its losses differ from those of a replay by up "
+            f"to {difference:.2e} (the largest loss is {scale:.2e}). Check that the model and the "
+            "loss do not count their calls, or draw random numbers that do not come from torch."
         )
     raise NotSupported(
         f"At step {t} the loss of the loop is {float(value):.6g}, but the recorder's loss, "
         f"{executor.objective.loss_name}, is {float(expected):.6g}. Pass to the recorder the loss "
         "that the loop uses, with one value per instance: dross.Recorder(model, "
         "nn.CrossEntropyLoss(label_smoothing=0.1, reduction='none'), optimizer, ...). If the loop "
-        "does not take their mean, specify the weight of each: watch(loss, share=1) for a sum, "
-        "watch(loss, share=1 / weight[y].sum()) with class weights."
+        "does not average the losses, specify the weight of each loss: watch(loss, share=1) for a "
+        "sum, watch(loss, share=1 / weight[y].sum()) with class weights."
     )
 
 

@@ -184,7 +184,7 @@ class StepWatch:
                 raise _explain_unwatched(self.tape.steps)
             raise NotSupported(
                 "backward() was not called on the losses of this batch, so the batch does not "
-                "contribute to any step. Call it inside the `with`."
+                "contribute to any step. Call it inside the `with` block."
             )
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
@@ -362,7 +362,7 @@ class StepWatch:
         if self.inside and self._stepped:
             raise NotSupported(
                 f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}. "
-                "Use one `with` for each step."
+                "Use one `with` block for each step."
             )
         if not self._pending:
             raise NotSupported(
@@ -601,7 +601,7 @@ class GradientWatch:
                 had = "a" if name in moving else "no"
                 raise NotSupported(
                     f"Parameter '{name}' had {had} gradient at the first step, unlike at step "
-                    f"{step}. dross needs the same parameters to train in every step."
+                    f"{step}. dross requires the same trainable parameters in every step."
                 )
         self.check_unchanged(step)
 
@@ -661,7 +661,7 @@ def _check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
         )
         if epoch < before:
             raise InvalidInput(
-                f"Epoch {epoch} came after epoch {before}: epoch numbers must not decrease, in all "
-                "phases of a run."
+                f"Epoch {epoch} came after epoch {before}: epoch numbers must not decrease over "
+                "the whole run, including all its phases."
             )
     return before if epoch is None else epoch

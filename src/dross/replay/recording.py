@@ -347,7 +347,7 @@ def _check_same_settings(
         if recorded != value:
             raise InputChanged(
                 f"The run was recorded with {what}={recorded}, but is opened with {what}={value}. "
-                "Pass the value that it was trained with."
+                "Pass the value that was used during training."
             )
 
 
@@ -355,8 +355,8 @@ def _check_same_data(manifest: Manifest, instances: Instances) -> None:
     count = manifest.instances
     if count not in (None, len(instances)) or not _has_digest(manifest, instances):
         raise InputChanged(
-            f"The run was trained on another data set: it had {count} instances, and this one has "
-            f"{len(instances)} or different values. Pass the data set it was trained on."
+            f"The run was recorded on a different data set: it had {count} instances, and this one "
+            f"has {len(instances)} or different values. Pass the data set it was recorded on."
         )
 
 

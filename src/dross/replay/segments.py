@@ -291,8 +291,8 @@ def _compare(
             continue
         if not expected.is_floating_point():
             raise InputChanged(
-                f"Replaying step {t - 1} leads to another {name}: the run belongs to another model "
-                "or data set."
+                f"Replaying step {t - 1} leads to a different {name}: the run belongs to a "
+                "different model or data set."
             )
         scale = size(expected, ROUNDING)
         least = torch.finfo(expected.dtype).tiny
@@ -301,8 +301,9 @@ def _compare(
             manifest = tape.manifest
             raise InputChanged(
                 f"Replaying step {t - 1} leads to a different {name} (largest difference "
-                f"{difference:.1e} of {scale:.1e}). The run was recorded on {manifest.device} with "
-                f"torch {manifest.torch}; this is {device} with torch {torch.__version__}. Retrace "
-                "the run in the same environment, and pass the loss, the penalty and the data it "
-                "was trained with. Your own loop must not change the model between steps."
+                f"{difference:.1e}; the values are about {scale:.1e}). The run was recorded on "
+                f"{manifest.device} with torch {manifest.torch}; this is {device} with torch "
+                f"{torch.__version__}. Retrace the run in the same environment, and pass the loss, "
+                "the penalty and the data that were used in training. Your own loop must not change "
+                "the model between steps."
             )

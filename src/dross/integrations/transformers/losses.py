@@ -126,8 +126,8 @@ class InstanceLosses:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         if self.kind != "label" or self._problem(y["labels"]) != "single_label_classification":
             raise NotSupported(
-                "Margins need one label per example, out of several classes. This model has "
-                f"another task ({self.problem or self.kind})."
+                "Margins need one label per example, out of several classes. This model is "
+                f"for a different task ({self.problem or self.kind})."
             )
         return logits.view(-1, self.labels), y["labels"].view(-1)
 
@@ -236,7 +236,7 @@ class Shares:
         if best > limit:
             tried = ", ".join(f"{name}: {total / d:.6g}" for name, d in divisors.items())
             raise NotSupported(
-                f"The trainer's loss of this batch is {value:.6g}. The sum of the losses of its "
+                f"The trainer's loss for this batch is {value:.6g}. The sum of the losses of its "
                 f"examples, divided by the number of {tried}, is different. The loss contains "
                 "something else (an auxiliary loss, another reduction, compute_loss_func). Pass "
                 "the loss of each example: losses=fn, where fn(outputs, labels) returns [B] and "

@@ -267,9 +267,9 @@ class _Listener(TrainerCallback):
         recorder = self.trainer.recorder
         if recorder is not None and recorder.steps + recorder.skipped != state.global_step + 1:
             raise NotSupported(
-                f"Trainer counts step {state.global_step}, but its optimizer has taken "
+                f"Trainer is at step {state.global_step}, but its optimizer has taken "
                 f"{recorder.steps} recorded steps: a step was skipped, or another optimizer "
-                "stepped. dross records the steps of trainer.optimizer; let it step once per "
+                "took a step. dross records the steps of trainer.optimizer; let it take one step per "
                 "update."
             )
 
@@ -379,8 +379,8 @@ class Split:
         """
         if not hasattr(batch, "items"):
             raise InvalidInput(
-                f"The collator returns the type {type(batch).__name__}, but Trainer calls a model "
-                "with a dict of columns. Return {'input_ids': ..., 'labels': ...}."
+                f"The collator returned an object of type {type(batch).__name__}, but Trainer calls "
+                "the model with a dict of columns. Return {'input_ids': ..., 'labels': ...}."
             )
         given = {k: v for k, v in batch.items() if v is not None and k != ID}
         if "shift_labels" in given or "cu_seq_lens_q" in given:
