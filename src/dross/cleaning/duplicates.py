@@ -329,8 +329,10 @@ def _same_keys(everything: _Instances) -> np.ndarray:
     if everything.source.modality.has_text:
         return number_keys(" ".join(str(text).split()) for text in content["text"].fillna(""))
     if names := [column.name for column in _learned(everything.data)]:
-        cells = content[names].astype(object).where(content[names].notna(), None)
-        return number_keys(repr(row) for row in cells.itertuples(index=False, name=None))
+        # column by column: as one frame, wide tables are slow
+        columns = [content[name] for name in names]
+        cells = [np.where(column.isna(), None, column.astype(object)) for column in columns]
+        return number_keys(map(repr, zip(*(column.tolist() for column in cells))))
     return number_keys(digest_bytes(row.tobytes()) for row in everything.rows.numpy())
 
 

@@ -31,6 +31,7 @@ _MAX_HURT = 3  # held-out instances
 _MAX_SIMILAR = 4  # training instances
 _MAX_WORDS = 10
 _MAX_COLUMNS = 10
+_MAX_REPLACED = 100  # columns of a row that are tried, the most telling to first order
 _MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 
 
@@ -65,9 +66,9 @@ def order_columns(
         weights: (column, how much it speaks for the label), if known.
         unusual: Columns whose cells are unusual; they come next.
     """
-    known = [str(name) for name in names]
+    known = dict.fromkeys(str(name) for name in names)
     heavy = [str(name) for name, _ in sorted(weights, key=lambda entry: -abs(entry[1]))]
-    first = [name for name in [*heavy, *unusual] if name in set(known)]
+    first = [name for name in [*heavy, *unusual] if name in known]
     return list(dict.fromkeys([*first, *known]))
 
 
@@ -209,8 +210,8 @@ def find_reasons(
     if data.columns:
         content = data.part("train").content
         unusual = UnusualCells(content, data.columns)
-        for k, why in reasons.items():
-            why.unusual = unusual(content.iloc[k])
+        for why, row in zip(reasons.values(), _list_rows(content.iloc[ids])):
+            why.unusual = unusual(row)
         for k, weights in zip(reasons, _find_telling_columns(data, trained, ids)):
             reasons[k].columns = weights
     if isinstance(data.encoder, TextEncoder):
@@ -218,6 +219,12 @@ def find_reasons(
         for k, weights in zip(reasons, _find_telling_words(data, trained, ids, words)):
             reasons[k].words = weights
     return reasons
+
+
+def _list_rows(content: Frame) -> list[dict[Any, Any]]:
+    """Each row by the names of its columns. Taken one by one, wide rows are slow."""
+    cells = [content[name].tolist() for name in content.columns]
+    return [dict(zip(content.columns, row)) for row in zip(*cells)]
 
 
 class _TrainedModel(NamedTuple):
@@ -331,12 +338,13 @@ def _find_telling_columns(
         return []
     objective, state = trained
 
-    def answer(x: Tensor) -> Tensor:
-        with objective.evaluating(), torch.no_grad():
-            outputs = objective.predict(state.theta, state.buffers, x.to(state.theta)).cpu()
+    y = data.y["train"][ids]
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        outputs = objective.predict(state.theta, state.buffers, x.to(state.theta)).cpu()
         if data.source.task is REGRESSION:
             return outputs[:, 0]
-        return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
+        return outputs.log_softmax(1).gather(1, y[:, None])[:, 0]
 
     usual = rows.head(1).copy()
     for column in encoder.columns:
@@ -345,9 +353,33 @@ def _find_telling_columns(
         usual[column.name] = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
     replaced = encoder(usual)
     column_of_input = torch.from_numpy(encoder.column_of_input)
-    as_is = answer(x)
-    lost = []
-    for place in range(len(encoder.columns)):
-        lost.append(as_is - answer(torch.where(column_of_input == place, replaced, x)))
     names = [column.name for column in encoder.columns]
-    return _strongest(torch.stack(lost, 1), names, _MAX_COLUMNS)
+    with objective.evaluating():
+        if len(names) <= _MAX_REPLACED:
+            tried = torch.arange(len(names)).expand(len(ids), -1)
+        else:
+            changes = _estimate_changes(answer, x, y, replaced, column_of_input, len(names))
+            tried = changes.abs().topk(_MAX_REPLACED).indices
+        with torch.no_grad():
+            as_is = answer(x, y)
+            lost = as_is.new_zeros(len(ids), len(names))
+            for places in tried.T:  # one column of each row
+                is_replaced = column_of_input == places[:, None]
+                change = as_is - answer(torch.where(is_replaced, replaced, x), y)
+                lost[range(len(ids)), places] = change
+    return _strongest(lost, names, _MAX_COLUMNS)
+
+
+def _estimate_changes(
+    answer: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    replaced: Tensor,
+    column_of_input: Tensor,
+    columns: int,
+) -> Tensor:
+    """What the answers lose when cells become usual ones, to first order: [K, columns]."""
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(answer(x, y).sum(), x)
+    change = (slope * (x - replaced)).detach()
+    return torch.zeros(len(x), columns).index_add_(1, column_of_input, change)

@@ -677,15 +677,16 @@ def column_names(original: Iterable[Any]) -> list[str]:
     A second `x` is `x.1`, and the third column is `Unnamed: 2` if it has no name.
     """
     stripped = [str(name).strip() for name in original]
-    names: list[str] = []
+    taken = set(stripped)
+    names: dict[str, None] = {}
     for place, name in enumerate(stripped):
         base = name or f"Unnamed: {place}"
         unique, number = base, 0
-        while unique in names or (number > 0 and unique in stripped):
+        while unique in names or (number > 0 and unique in taken):
             number += 1
             unique = f"{base}.{number}"
-        names.append(unique)
-    return names
+        names[unique] = None
+    return list(names)
 
 
 def copy_table(

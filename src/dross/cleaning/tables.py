@@ -285,9 +285,9 @@ class TableEncoder:
             max_categories=_MAX_CATEGORIES,
             sparse_output=False,
         )
-        self._scales: dict[str, tuple[float, float]] = {}
-        self._scales = _find_scales(self._parse(content), self.columns)
         parsed = self._parse(content)
+        self._scales = _find_scales(parsed, self.columns)
+        self._scale(parsed)
         numeric = [name for name in parsed.columns if not name.startswith(_CATEGORY)]
         textual = [name for name in parsed.columns if name.startswith(_CATEGORY)]
         self._transform = ColumnTransformer(
@@ -321,7 +321,9 @@ class TableEncoder:
         """Encode rows; numbers far from the mean are cut off."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found unknown categories")
-            encoded = self._transform.transform(self._parse(content))
+            parsed = self._parse(content)
+            self._scale(parsed)
+            encoded = self._transform.transform(parsed)
         inputs = np.asarray(encoded, dtype=np.float32)
         return torch.from_numpy(np.clip(inputs, -LARGEST_INPUT, LARGEST_INPUT))
 
@@ -334,10 +336,6 @@ class TableEncoder:
             names = _parsed_names(column)
             if column.kind == "number":
                 parsed[name] = parse_finite(cells)
-                if name in self._scales:
-                    median, scale = self._scales[name]
-                    distances = (parsed[name] - median) / scale
-                    parsed[name] = np.sign(distances) * np.log1p(np.abs(distances))
             elif column.kind == "category":
                 parsed[names[0]] = as_text(cells).fillna("(missing)")
             else:
@@ -348,6 +346,12 @@ class TableEncoder:
                 parsed[month] = dates.dt.month.astype(float)
                 parsed[weekday] = dates.dt.day_of_week.astype(float)
         return pandas.DataFrame(parsed)
+
+    def _scale(self, parsed: Frame) -> None:
+        """Put the columns with far outliers on a logarithmic scale, in place."""
+        for name, (median, scale) in self._scales.items():
+            distances = (parsed[name] - median) / scale
+            parsed[name] = np.sign(distances) * np.log1p(np.abs(distances))
 
 
 def _parsed_names(column: Column) -> list[str]:
