@@ -286,7 +286,7 @@ def test_checks_are_drawn_once_and_their_weights_are_used_later(one, monkeypatch
     assert seen[1][[11, 4, 30]].tolist() == [2.0, 5.0, 9.0] and np.isnan(seen[1]).sum() == 157
     assert found.labels_to_check.index.tolist() == [11, 30]  # one is done
     assert describe_checks(found.info).startswith("Check 2 labels")
-    assert describe_checked(found.info).startswith("You checked 1 label: 0 were wrong.")
+    assert describe_checked(found.info).startswith("You checked 1 label: none was wrong.")
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_what_a_killed_process_left_half_written_is_deleted(little, command):
         run / "retrace-00ab00ab00ab00ab.safetensors",
         run / "manifest.json",
     ]
-    beside = [copy, copy.with_name("copy.csv-decisions.csv")]
+    beside = [copy, copy.with_name("copy-decisions.csv")]
     leave_temporary_files(*(beside if command == "export" else within))
     theirs = [little / ".notes.txt.12.tmp", little.parent / ".other.csv.0123abcd.tmp"]
     for path in theirs:

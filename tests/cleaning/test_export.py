@@ -78,7 +78,7 @@ def test_the_commands(people):
     assert exported.exit_code == 0 and "5 removed" in exported.output
     cleaned, original = pandas.read_csv("cleaned.csv"), pandas.read_csv("people.csv")
     assert len(cleaned) == len(original) - 5 and list(cleaned.columns) == list(original.columns)
-    listed = pandas.read_csv("cleaned.csv-decisions.csv")
+    listed = pandas.read_csv("cleaned-decisions.csv")
     assert (listed["decision"] == "remove").all() and len(listed) == 5
     with pytest.raises(InvalidInput, match="already exists"):
         dross.export("runs/people", "cleaned.csv", remove=5)
@@ -105,6 +105,24 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
         dross.judge("runs/people", remove=5)
     with pytest.raises(InputChanged, match="has changed since"):
         dross.export("runs/people", "late.csv", remove=5)
+
+
+def test_what_was_not_examined_is_counted_apart(tmp_path, monkeypatch):
+    """Rows without a label are in the copy, but no instance of it."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=100)
+    kind = np.where(x > 0, "yes", "no").astype(object)
+    kind[:3] = None
+    pandas.DataFrame({"x": x, "kind": kind}).to_csv("t.csv", index=False)
+    dross.clean("t.csv", "kind", out="run", **QUICK)
+    done = dross.export("run", "out.csv", remove=5)
+    assert (done.written, done.unexamined) == (92, 3) and len(pandas.read_csv("out.csv")) == 95
+    assert done.decisions.name == "out-decisions.csv"
+    dross.export("run", "out.parquet", remove=5)  # the same decisions, in the same list
+    with pytest.raises(InvalidInput, match=r"out-decisions\.csv already exists"):
+        dross.export("run", "out.tsv", remove=6)
+    said = CliRunner().invoke(cli.app, ["export", "run", "b.csv", "--remove", "5"]).output
+    assert "92 instances; 5 removed" in said and "unreadable: 3 more" in said
 
 
 def test_the_copy_is_a_copy(tmp_path):

@@ -250,6 +250,18 @@ def test_nothing_is_learned_from_random_labels():
     assert advise(numbers).state == "nothing learned"
 
 
+def test_checked_labels_do_not_hide_that_something_was_learned():
+    """Those that are drawn look wrong: models of them alone predict other labels the wrong way."""
+    x, y = blobs(400, gap=0.7, classes=2)
+    rows = Rows.of(x, y, 2)
+    noise = estimate_label_noise(rows, OBSERVED)
+    checked = np.zeros(400, dtype=bool)
+    checked[np.argsort(noise.p_clean[np.arange(400), y])[:40]] = True
+    confirmed = Rows.of(x, y, 2, checked=checked)
+    assert learned_something(rows, noise)
+    assert learned_something(confirmed, estimate_label_noise(confirmed, OBSERVED))
+
+
 def test_rare_classes_can_be_learned():
     x, y = blobs(600, classes=2)
     rare = (y == 0) | (np.arange(600) % 20 == 0)

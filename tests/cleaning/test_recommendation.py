@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from typer.testing import CliRunner
 
 import dross
+from dross import cli
 from dross.cleaning import examine
 from dross.cleaning.findings import describe_recommendation, list_findings
 from dross.cleaning.plans import (
@@ -58,8 +60,12 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
     found = list_findings(project.info, project.table)
     assert found[0].startswith("Recommended: change nothing. No model predicts these labels better")
     assert not any("wrong" in sentence for sentence in found[1:])  # nobody can know
-    with pytest.raises(dross.InvalidInput, match=r"no change is recommended. No model predicts"):
+    with pytest.raises(dross.InvalidInput, match=r"no change is recommended.* No model predicts"):
         dross.export(project.folder, tmp_path / "copy.csv")
+    judged = CliRunner().invoke(cli.app, ["judge", str(project.folder)])
+    assert judged.exit_code == 0 and "There is nothing to change" in judged.output
+    as_json = CliRunner().invoke(cli.app, ["judge", str(project.folder), "--json"])
+    assert as_json.exit_code == 0 and json.loads(as_json.stdout)["verdict"] is None
     assert "Change nothing" in (project.folder / "report.html").read_text()
 
 

@@ -186,7 +186,8 @@ def test_figures_are_what_they_say():
     sentence = verdict.describe_verdict(improved, "The model")
     assert sentence.startswith("The model improved with 3 removed and 1 relabeled: error: 15.7 %")
     assert "on all 900 rows, each predicted by models that were not trained on it" in sentence
-    assert sentence.endswith("takes into account that about 15 % of these labels are wrong.")
+    assert "a perfect model would have an error of about 15 %" in sentence
+    assert sentence.endswith("The log loss takes them into account.")
     assert "mistake" not in sentence
 
 

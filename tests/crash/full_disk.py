@@ -140,7 +140,7 @@ def check_files(folder: Path, begun: Path) -> None:
             except Exception as error:
                 raise AssertionError(f"{path} is not whole: {error}") from error
     if (folder / "cleaned.csv").exists():  # the copy and its list belong together
-        names = ("cleaned.csv", "cleaned.csv-decisions.csv")
+        names = ("cleaned.csv", "cleaned-decisions.csv")
         assert all((folder / name).read_bytes() == (begun / name).read_bytes() for name in names)
 
 

@@ -143,7 +143,7 @@ JOBS = {
     "record": Job(lambda _: None, record, read_files("scores.safetensors")),
     "clean": Job(write_table, clean, read_files(*(f"run/{name}" for name in FOUND))),
     "judge": Job(clean_first, judge, read_verdict),
-    "export": Job(export_first, export, read_files("cleaned.csv", "cleaned.csv-decisions.csv")),
+    "export": Job(export_first, export, read_files("cleaned.csv", "cleaned-decisions.csv")),
 }
 
 

@@ -77,7 +77,7 @@ def read_all(folder):
 def export(folder):
     """The bytes of the cleaned copy and of its list."""
     dross.export(folder / "run", folder / "copy.csv", overwrite=True)
-    return [(folder / name).read_bytes() for name in ("copy.csv", "copy.csv-decisions.csv")]
+    return [(folder / name).read_bytes() for name in ("copy.csv", "copy-decisions.csv")]
 
 
 def judge(folder):

@@ -34,7 +34,7 @@ def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(pla
         )
         assert "agree poorly" in plan["disagreement"] and plan["count"] == 10
         assert [other["recommended"] for other in plan["others"]] == [True, False]
-        assert plan["measures"] == ["error", "log loss", "plain log loss"]
+        assert plan["measures"] == ["error", "log loss"]
         assert plan["others"][0]["figures"][0] == {
             "before": "15.0 %",
             "after": "13.9 %",

@@ -6,7 +6,8 @@ from tests.review.review_project import make_info
 
 
 def test_why_is_answered_in_plain_words(page, shared_project):
-    worst = int(shared_project.table["harm_rank"].idxmin())
+    rows = shared_project.table
+    worst = int(rows["harm_rank"][rows["harmful_in"] == rows["learned_in"]].idxmin())
     why = page.get("/api/why", params={"id": worst}).json()
     text = " ".join(sentence["text"] for sentence in why["sentences"])
     assert "the expected held-out error falls by" in text and "it makes the model worse" in text
@@ -54,6 +55,10 @@ def test_what_is_recommended_comes_first_with_its_own_confidence():
 def test_the_effect_has_a_direction_and_a_size():
     expected = "Without it, the expected held-out error falls by 0.020 points: "
     assert describe()[0] == expected + "it makes the model worse."
+    disputed, because, *_ = describe(harmful_in=2)
+    assert disputed.endswith("on average over the runs, but the runs disagree.")
+    assert "worse" not in disputed and "may be due to chance" in because
+    assert "is about its label and does not depend on this effect" in because
     more = describe(score=2e-4)[0]
     assert "rises by 0.020 points" in more and more.endswith("it helps the model.")
     assert "expected held-out error would be the same" in describe(score=0.0)[0]

@@ -610,7 +610,7 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
             f"instances, in {say_count(counts.groups, 'group')}{conflict}."
         )
     if sentences:
-        sentences.append("dross review lists them under Copies: remove the duplicates there.")
+        sentences.append("dross review lists them under Duplicates: remove the duplicates there.")
     return " ".join(sentences)
 
 

@@ -13,6 +13,10 @@ from .project import Project
 BY_DECISIONS = "decisions"
 
 
+class NothingToChange(InvalidInput):
+    """No change is recommended, and nobody has decided on one: nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class ChosenEdits(Edits):
     """How the cleaned training data differ from the original, and why."""
@@ -67,9 +71,9 @@ def choose_edits(
             f"with dross review {project.folder}, or pass `remove`."
         )
     if project.recommended is None:
-        raise InvalidInput(
-            "Nothing has been decided, and no change is recommended. "
-            f"{project.info.recommendation.reason} To remove some anyway, pass `remove`."
+        raise NothingToChange(
+            "There is nothing to change: no change is recommended, and nothing has been decided "
+            f"with dross review. {project.info.recommendation.reason}"
         )
     return _from_plan(project.recommended)
 

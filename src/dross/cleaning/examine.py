@@ -314,7 +314,7 @@ def instance_table(
     described = _describe_labels(data, noise, np.arange(count))
     if checked.part == "train":
         described["wrong"][[*checked.wrong, *checked.corrected]] = 1.0
-    suspects = np.flatnonzero((described["wrong"] > LIKELY) | described.pop("differs"))
+    suspects = np.flatnonzero(described["wrong"] > LIKELY)
     mislabel_rank = np.full(count, -1)
     mislabel_rank[suspects] = rank(-described["wrong"][suspects])
     columns = {
@@ -362,7 +362,6 @@ def tabulate_labels(
     start = len(data.y["train"]) if part == "validation" else 0
     left = checked.left(count)
     described = _describe_labels(data, noise, start + np.arange(len(left)), data.parts[part][left])
-    described.pop("differs")
     wrong = np.zeros(count)
     wrong[left] = described["wrong"]
     order = list(checks)
@@ -387,8 +386,7 @@ def _describe_labels(
 ) -> dict[str, Any]:
     """The predicted label of some rows, its probability, and how likely the given one is wrong.
 
-    `probability` and `label_probability` are those of models that were not trained on the row. `differs`:
-    they would label it otherwise.
+    `probability` and `label_probability` are those of models that were not trained on the row.
 
     Arguments:
         data: The data set.
@@ -405,7 +403,6 @@ def _describe_labels(
             "prediction": np.array([data.source.task.show(value) for value in other], dtype=object),
             "probability": np.full(len(places), np.nan),
             "label_probability": np.full(len(places), np.nan),
-            "differs": np.zeros(len(places), dtype=bool),
         }
     clean = noise.p_clean[places]
     rows = np.arange(len(places))
@@ -417,7 +414,6 @@ def _describe_labels(
         "prediction": np.array(classes, dtype=object)[predicted],
         "probability": clean[rows, predicted],
         "label_probability": clean[rows, given],
-        "differs": predicted != given,
     }
 
 

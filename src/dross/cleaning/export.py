@@ -17,12 +17,12 @@ from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from .chats import CHATS, check_same_format, copy_chats, load_chats
 from .edits import ChosenEdits, choose_edits
-from .files import Place, find_place, is_folder, read_bytes, split_suffix
+from .files import Place, find_place, is_folder, read_bytes, split_suffix, stem_of
 from .formats import FORMATS, copy_table, find_format, suffix_of_copy
 from .images import copy_images
 from .inputs import Request, check_output_file, check_output_folder, digest_inputs, input_paths
 from .memory import pixels_of, restore_data
-from .modality import RowEdits
+from .modality import PARTS, RowEdits
 from .project import Project, compare_digests
 from .project_files import MEND, is_written_by_dross
 
@@ -38,6 +38,8 @@ class Exported:
         decisions: the CSV file that lists what was removed, relabelled or kept.
         removed, relabelled: how many instances.
         written: how many instances the cleaned copy has.
+        unexamined: how many rows or images the copy has besides, as they were: those without a
+            label, and images that cannot be opened.
         note: what the input may have that the copy does not; empty for most formats.
     """
 
@@ -46,6 +48,7 @@ class Exported:
     removed: int
     relabelled: int
     written: int
+    unexamined: int = 0
     note: str = ""
 
 
@@ -98,15 +101,19 @@ def export(
             "scores.csv lists the position of each instance in the training set."
         )
     edits = choose_edits(project, remove, relabel, decisions=False, plan=plan)
-    listed = to.with_name(f"{to.name}-decisions.csv") if to.name else to
+    listed = to.with_name(f"{_stem_of_copy(to, request)}-decisions.csv") if to.name else to
     _check_targets(project, request, to, listed)
     try:
         make_folder(to.parent)
         with hold_lock(to.with_name(f".{to.name}.dross-lock"), str(to)):
-            _check_free(to, listed, overwrite and not is_folder(find_place(request.data)))
+            decided = _list_decisions(project, edits)
+            may_replace = overwrite and not is_folder(find_place(request.data))
+            _check_free(to, may_replace)
+            if not _holds(listed, decided):  # of the same copy in another format
+                _check_free(listed, may_replace)
             delete_stale(to.parent, lambda name: name in (to.name, listed.name))
-            with staged_file(listed, _list_decisions(project, edits)) as staged_list:
-                written = _write_copy(project, request, edits, to)
+            with staged_file(listed, decided) as staged_list:
+                copied = _write_copy(project, request, edits, to)
                 os.replace(staged_list, listed)
                 sync_folder(to.parent)
     except OSError as error:
@@ -116,7 +123,28 @@ def export(
         raise DrossError(f"{to} cannot be written: {reason}. No other file was changed.") from error
     source = find_place(request.data)
     note = "" if is_folder(source) else find_format(source).not_copied
-    return Exported(to, listed, len(edits.removed), len(edits.relabelled), written, note)
+    written = _count_examined(project, request) - len(edits.removed)
+    return Exported(
+        cleaned=to,
+        decisions=listed,
+        removed=len(edits.removed),
+        relabelled=len(edits.relabelled),
+        written=written,
+        unexamined=copied - written,
+        note=note,
+    )
+
+
+def _stem_of_copy(to: Path, request: Request) -> str:
+    """The name of the copy, without its suffix if the copy is a file."""
+    return to.name if is_folder(find_place(request.data)) else stem_of(to)
+
+
+def _count_examined(project: Project, request: Request) -> int:
+    """How many instances were read from the file or folder that is copied."""
+    counts = project.info.counts
+    elsewhere = [part for part in PARTS[1:] if getattr(request, part) is not None]
+    return sum(count for part, count in counts.items() if part not in elsewhere)
 
 
 def _check_targets(project: Project, request: Request, to: Path, listed: Path) -> None:
@@ -156,18 +184,19 @@ def _check_suffix(source: Place, to: Path) -> None:
     )
 
 
-def _check_free(to: Path, listed: Path, overwrite: bool) -> None:
-    for path in (to, listed):
-        if path.is_dir():
-            raise InvalidInput(f"{path} is an existing folder. Choose another name.")
-        if path.exists() and not overwrite:
-            raise InvalidInput(
-                f"{path} already exists. Choose another name, or pass `overwrite=True`."
-            )
+def _check_free(path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise InvalidInput(f"{path} is an existing folder. Choose another name.")
+    if path.exists() and not overwrite:
+        raise InvalidInput(f"{path} already exists. Choose another name, or pass `overwrite=True`.")
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def _write_copy(project: Project, request: Request, edits: ChosenEdits, to: Path) -> int:
-    """Write the copy; the number of instances in it."""
+    """Write the copy; the number of rows or images in it."""
     source = find_place(request.data)
     compare_digests(project, digest_inputs(request, without="data"))
     if isinstance(source, Path) and is_folder(source):

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._text import render, safe, say_count
 from .duplicates import describe_copies
-from .measures import tabulate_verdict
+from .measures import explain_error, tabulate_verdict
 from .modality import Frame
 from .plans import (
+    FEWEST_CHECKED,
     Edits,
     PlanResult,
     class_effects,
@@ -61,18 +62,23 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
         info: `Project.info`.
         instances: `Project.table`.
     """
-    recommendation = " ".join(describe_recommendation(info, instances))
-    found = [recommendation, _describe_wrong(info), *list_notes(info, instances)]
-    return [sentence for sentence in found if sentence]
+    recommendation = [*describe_recommendation(info, instances), explain_error_of_plan(info)]
+    found = [" ".join(filter(None, recommendation))]
+    doubted = describe_doubted(info)
+    if doubted is not None and info.recommendation.state != "undecided":  # the reason says it
+        found.append(f"{doubted.title}: {doubted.count}. {doubted.detail}")
+    return [*found, *list_notes(info, instances)]
 
 
 def list_notes(info: ProjectInfo, instances: Frame) -> list[str]:
     """The sentences of `list_findings` after those on the recommendation and on wrong labels."""
+    # only of chats does the recommendation depend on the ranking of what is harmful
+    doubt = warn_of_disagreement(info) if info.modality.has_tokens else None
     sentences = [
         describe_checked(info),
         describe_checks(info),
-        _describe_harmful(info, instances),
-        warn_of_disagreement(info),
+        describe_harmful(info, instances),
+        doubt,
         describe_copies(info.copies, info.counts),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -96,6 +102,14 @@ def describe_recommendation(info: ProjectInfo, instances: Frame) -> tuple[str, s
     return what, " ".join(filter(None, [why, *warn_of_classes(info, instances)]))
 
 
+def explain_error_of_plan(info: ProjectInfo) -> str:
+    """What the error of a plan counts, where some labels are wrong; or ""."""
+    plan = info.recommendation.plan
+    if plan is None or not plan.figures or info.training is None or not info.classes:
+        return ""
+    return explain_error(info.training.noise.expected_wrong / info.training.noise.rows)
+
+
 def warn_of_classes(info: ProjectInfo, instances: Frame) -> list[str]:
     """Sentences on classes that the recommended plan takes away, or nearly."""
     plan = info.recommendation.plan
@@ -111,11 +125,9 @@ def describe_figures(plan: PlanResult) -> str:
 
     Clear changes come first.
     """
-    shown = [
-        item for item in name_figures(plan.figures).items() if not item[0].startswith("plain ")
-    ]
+    shown = name_figures(plan.figures)
     changes = []
-    for name, figure in sorted(shown, key=lambda item: not item[1].is_clear):
+    for name, figure in sorted(shown.items(), key=lambda item: not item[1].is_clear):
         words = describe_figure(name, figure)
         unclear = "" if figure.is_clear else "no clear change: "
         changes.append(
@@ -125,14 +137,41 @@ def describe_figures(plan: PlanResult) -> str:
     return "; ".join(changes)
 
 
-def _describe_wrong(info: ProjectInfo) -> str:
-    """How many labels are estimated to be wrong; "" for chats and if nothing can be predicted."""
-    if info.training is None or info.recommendation.state == "nothing learned":
-        return ""
+class Doubted(NamedTuple):
+    """How many labels models doubt, and what that means."""
+
+    title: str
+    count: str
+    detail: str
+
+
+def describe_doubted(info: ProjectInfo) -> Doubted | None:
+    """Which labels look wrong; None for chats and if nothing can be predicted.
+
+    The estimated number of wrong labels is stated only if a plan that corrects them improves
+    models. Otherwise the data do not show whether these labels are wrong or classes overlap.
+    """
+    state = info.recommendation.state
+    if info.training is None or state == "nothing learned":
+        return None
     noise = info.training.noise
-    return (
-        f"Estimated wrong labels: about {round(noise.expected_wrong):,} of {noise.rows:,}; "
-        f"{noise.likely_wrong:,} are more likely wrong than right."
+    labels = "labels" if info.classes else "values"
+    count = f"{noise.likely_wrong:,} of {noise.rows:,}"
+    if state in ("recommended", "nothing wrong"):
+        return Doubted(
+            f"{labels.capitalize()} that look wrong",
+            count,
+            "They are more likely wrong than right. In all, about "
+            f"{round(noise.expected_wrong):,} {labels} are estimated to be wrong."
+            if noise.likely_wrong
+            else f"About {round(noise.expected_wrong):,} {labels} are estimated to be wrong, but "
+            "not which.",
+        )
+    either = "the classes overlap there" if info.classes else "the rows are hard to predict"
+    return Doubted(
+        f"{labels.capitalize()} that models contradict",
+        count,
+        f"Either they are wrong or {either}: the data alone do not show which.",
     )
 
 
@@ -155,10 +194,10 @@ def describe_checked(info: ProjectInfo) -> str:
     labels = info.checked_labels
     if labels is None or not labels.checked:
         return ""
-    found = (
-        f"You checked {say_count(labels.checked, 'label')}: "
-        f"{say_count(labels.wrong, 'was', 'were')} wrong."
-    )
+    wrong = say_count(labels.wrong, "was", "were") if labels.wrong else "none was"
+    found = f"You checked {say_count(labels.checked, 'label')}: {wrong} wrong."
+    if not labels.wrong and labels.checked >= FEWEST_CHECKED:
+        found += " Labels that look wrong are probably right: the classes overlap."
     if labels.before is None:
         return found
     plan = info.recommendation.plan
@@ -187,14 +226,19 @@ def name_some(classes: Sequence[str]) -> str:
     return named if len(classes) <= _NAMED else f"{named} and {len(classes) - _NAMED} more"
 
 
-def _describe_harmful(info: ProjectInfo, instances: Frame) -> str:
-    learned = instances["learned_in"]
-    always = (instances["harmful_in"] == learned) & (learned > 0)
-    several = int(learned.max()) > 1
-    which = "every run that trained on them" if several else "the recorded run"
+def describe_harmful(info: ProjectInfo, instances: Frame) -> str:
+    """How many instances are harmful in every run, and how many would be by chance."""
+    learned = instances["learned_in"].to_numpy()
+    harmful = instances["harmful_in"].to_numpy()
+    always = int(((harmful == learned) & (learned > 0)).sum())
+    raised = f"{always:,} of {len(instances):,} training instances raise the {info.measure}"
+    if learned.max() < 2:
+        return f"{raised} in the recorded run."
+    share = harmful.sum() / learned.sum()
+    expected = float((share ** learned[learned > 0]).sum())
     return (
-        f"{int(always.sum()):,} of {len(instances):,} training instances raise the "
-        f"{info.measure} in {which}."
+        f"{raised} in every run that trained on them; about {round(expected):,} would if the runs "
+        "had nothing in common."
     )
 
 
@@ -236,9 +280,10 @@ def show_project(
     What was found, the first suggestions, and the latest verdict.
     """
     first = instances.sort_values("harm_rank").head(_ROWS)
+    doubt = None if info.modality.has_tokens else warn_of_disagreement(info)  # about this ranking
     return render(
         "project.html",
-        findings=list_findings(info, instances),
+        findings=[*list_findings(info, instances), *([] if doubt is None else [doubt])],
         table=safe(first[_COLUMNS].to_html(border=0)),
         folder=str(folder),
         verdict=verdicts[-1] if verdicts else None,

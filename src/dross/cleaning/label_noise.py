@@ -361,6 +361,15 @@ def _cross_predict(
     return [_smooth(p, expert.smoothing) for expert, p in zip(experts, predictions, strict=True)]
 
 
+def _count_fair_experts(rows: Rows) -> int | None:
+    """How many of the first experts of `_cross_predict` learned from a fair sample; None: all.
+
+    Without a validation file, the anchors are labels that a person has checked. Most of them were
+    drawn because they looked wrong: a model of them alone predicts other labels worse than chance.
+    """
+    return None if rows.validation.any() else len(list_experts(rows.x, rows.classes))
+
+
 def _smooth(probabilities: np.ndarray, smoothing: float) -> np.ndarray:
     """Log probabilities of a mixture with the uniform distribution, float32 [N, classes]."""
     mixed = (1 - smoothing) * probabilities + smoothing / probabilities.shape[1]
@@ -721,8 +730,8 @@ class LabelPosterior:
         p_best_other: the probability that it is the truth, [N]. Of numbers that is `p_wrong`: if
             the label is wrong, nothing else is known but f_i.
         p_clean: q, [N, classes]; of numbers [N, 0].
-        mean_prediction: the plain mean of what the experts predict in the first round,
-            [N, classes]; of numbers [N, 1].
+        mean_prediction: the plain mean of what the experts that learned from a fair sample of the
+            rows predict in the first round, [N, classes]; of numbers [N, 1].
         model: the fitted likelihood.
     """
 
@@ -833,6 +842,7 @@ def _fit(
     some = rows.take(ids)
     pairs = _start_pairs(np.exp(learned).mean(0), some.y)
     model = fit_noise_model(Evidence.of(learned, some, z[ids]), prior, pairs)
+    fair = _count_fair_experts(rows)
     posterior = np.zeros((len(rows), rows.classes), dtype=np.float32)
     p_clean = np.zeros_like(posterior)
     mean_prediction = np.zeros_like(posterior)
@@ -844,7 +854,7 @@ def _fit(
         joint = model.log_joint(evidence.logs, evidence.given, model.rates_of(evidence))
         posterior[part] = torch.softmax(joint, 1).numpy()
         p_clean[part] = model.log_clean(evidence.logs).exp().numpy()
-        mean_prediction[part] = np.exp(logs).mean(0)
+        mean_prediction[part] = np.exp(logs[:fair]).mean(0)
     posterior[rows.checked] = np.eye(rows.classes, dtype=np.float32)[rows.y[rows.checked]]
     of_label = (np.arange(len(rows)), rows.y)
     p_wrong = np.where(needed, 1 - posterior[of_label], 0)
@@ -882,6 +892,6 @@ def _fit_numbers(
         best_other=predicted,
         p_best_other=p_wrong,
         p_clean=np.zeros((len(rows), 0)),
-        mean_prediction=stacked.mean(0)[:, None],
+        mean_prediction=stacked[: _count_fair_experts(rows)].mean(0)[:, None],
         model=model,
     )

@@ -8,7 +8,16 @@ from typing import Any
 
 NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
 ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
+# of the figures of plans: why a verdict has others
+OF_OTHER_MODELS = (
+    "The mean of two kinds of models that only compare plans. dross judge trains the project's own "
+    "model, so its figures differ."
+)
+OF_THIS_MODEL = (
+    "dross clean compared the plans with models of two kinds, so its figures differ from these."
+)
 _DIGITS = 3  # of a measure that is not a share
+_SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,16 @@ def show_change(name: str, before: float, after: float, interval: Sequence[float
 def show_metric(name: str, metric: Mapping[str, Any]) -> ShownChange:
     """Round a measure of a verdict. metric: the fields of a `Comparison`."""
     return show_change(name, fmean(metric["before"]), fmean(metric["after"]), metric["interval"])
+
+
+def explain_error(wrong: float) -> str:
+    """Why the error of no model can be 0 if a share of the given labels is wrong; or ""."""
+    if wrong < _SMALL_NOISE:
+        return ""
+    return (
+        f"About {100 * wrong:.0f} % of these labels are estimated to be wrong. The error counts "
+        f"them as right, so even a perfect model would have an error of about {100 * wrong:.0f} %."
+    )
 
 
 def tabulate_verdict(verdict: Mapping[str, Any]) -> list[dict[str, str]]:

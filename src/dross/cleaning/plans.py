@@ -52,10 +52,8 @@ ACTIONS = (KEEP, REMOVE, RELABEL)  # what happens to an instance: the column `ac
 _TITLES = {
     "error": "error",
     f"{NOISE_AWARE}log loss": "log loss",
-    "log loss": "plain log loss",
     "absolute error": "absolute error",
     f"{NOISE_AWARE}squared error": "squared error",
-    "squared error": "plain squared error",
     "token error": "token error",
 }
 
@@ -66,7 +64,7 @@ _FOLDS = 6
 _INNER_FOLDS = 3
 MOST_MEASURED = 4_000  # rows in the folds of the plan comparison; of more, a sample
 _FEWEST_TRUSTED = 100  # validation rows for a test on them alone
-_FEWEST_CHECKED = 30  # rows that a person has checked, for the same
+FEWEST_CHECKED = 30  # rows that a person has checked, for the same
 _LEARNED = 3.0  # standard errors by which experts must beat the class frequencies
 _MANY_WRONG = 0.02  # share of rows that look wrong, from which on a decision needs checks
 _CHECKS = 40
@@ -453,7 +451,7 @@ def recommend(
     # people have shown how often labels are wrong: noise is no guess
     noise_is_known = (
         rows.given is not None or check_weights is not None
-    ) and rows.checked.sum() >= _FEWEST_CHECKED
+    ) and rows.checked.sum() >= FEWEST_CHECKED
     strictness = STRICTNESS["annotated" if noise_is_known else label_kind]
     compared = [
         _compare_plan(rule, one, measured, rows, strictness, trusted, weights)
@@ -471,9 +469,10 @@ def recommend(
     promising = any(plan.figures[aware_score].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks = draw_checks(rows, noise, list(edits.values()), seed)
+        either = "the classes overlap there" if rows.classes else "the rows are hard to predict"
         reason = (
-            f"{likely:,} labels look wrong, but the classes may simply overlap there: check "
-            f"{len(checks)} labels to find out."
+            f"Models contradict {likely:,} of {len(rows):,} labels. Either they are wrong or "
+            f"{either}: check {len(checks)} labels to find out."
         )
         return Recommendation(plans, None, "undecided", reason, checks)
     reason = "No plan improves models by more than chance would explain."
@@ -565,7 +564,7 @@ def _trusted_rows(
     """Rows whose labels are compared as they are, bool [N]; and how much each counts."""
     if check_weights is not None:
         drawn = rows.checked & np.isfinite(check_weights)
-        if drawn.sum() >= _FEWEST_CHECKED:
+        if drawn.sum() >= FEWEST_CHECKED:
             return drawn, np.where(drawn, check_weights, 0.0)
     if rows.validation.sum() >= _FEWEST_TRUSTED:
         return rows.validation, None
@@ -779,9 +778,8 @@ def draw_plans(
 
 
 def list_measures(plans: Sequence[PlanResult]) -> list[str]:
-    """The measures that all plans have, without the plain ones; none if no plan was measured."""
+    """The measures that all plans have; none if no plan was measured."""
     named = [name_figures(plan.figures) for plan in plans if plan.figures]
     if not named:
         return []
-    shown = [name for name in named[0] if not name.startswith("plain ")]
-    return [name for name in shown if all(name in figures for figures in named)]
+    return [name for name in named[0] if all(name in figures for figures in named)]

@@ -17,9 +17,17 @@ from .._io import write_bytes
 from .._text import render, safe
 from .duplicates import Copies, describe_copies, describe_group, describe_natural, name_place
 from .explain import Reasons, format_cell, order_columns, show_cell
-from .findings import describe_change, describe_checks, list_notes, warn_of_classes
+from .findings import (
+    describe_change,
+    describe_checks,
+    describe_doubted,
+    explain_error_of_plan,
+    list_notes,
+    warn_of_classes,
+    warn_of_disagreement,
+)
 from .label_noise import LIKELY
-from .measures import tabulate_verdict
+from .measures import OF_OTHER_MODELS, tabulate_verdict
 from .modality import Frame
 from .plans import (
     NO_EDITS,
@@ -99,6 +107,8 @@ def write_report(project: Project) -> Path:
             helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
             suggested=_tabulate_suggestions(project),
             mislabelled=_cards(project, suspects.head(_CARDS)),
+            doubted=describe_doubted(info),
+            disagreement=warn_of_disagreement(info),
             to_check=_label_cards(project),
             checks=describe_checks(info),
             per_class=_count_by_class(project),
@@ -128,17 +138,8 @@ def _tell_story(project: Project) -> list[dict[str, str]]:
     plan = info.recommendation.plan
     total = info.counts["train"]
     story = []
-    if info.training is not None and info.recommendation.state != "nothing learned":
-        noise = info.training.noise
-        what = "labels" if info.classes else "values"
-        story.append(
-            {
-                "title": f"{what.capitalize()} that look wrong",
-                "value": f"{noise.likely_wrong:,} of {noise.rows:,}",
-                "detail": f"They are more likely wrong than right. In all, about "
-                f"{round(noise.expected_wrong):,} {what} are estimated to be wrong.",
-            }
-        )
+    if (doubted := describe_doubted(info)) is not None:
+        story.append({"title": doubted.title, "value": doubted.count, "detail": doubted.detail})
     if plan is None:
         story.append(
             {
@@ -165,21 +166,21 @@ def _tell_errors(project: Project) -> list[dict[str, str]]:
     plan = info.recommendation.plan or next(iter(info.recommendation.plans), None)
     figures = {} if plan is None else name_figures(plan.figures)
     shown = [(name, describe_figure(name, figure)) for name, figure in figures.items()]
-    shown = [(name, words) for name, words in shown if not name.startswith("plain ")]
     if not shown:
         return []
     (first, words), *others = shown
     title = f"Held-out {first}"
+    judged = "" if info.training is None else OF_OTHER_MODELS
     if info.recommendation.plan is None:
-        return [
-            {"title": title, "value": words["before"], "detail": "Trained on the unchanged data."}
-        ]
+        detail = f"Trained on the unchanged data. {judged}"
+        return [{"title": title, "value": words["before"], "detail": detail.strip()}]
     changes = [f"{words['change']}, 95 % confidence interval {words['interval']}."]
     changes += [
         f"{name.capitalize()}: {words['before']} → {words['after']}, interval for the change "
         f"{words['interval']}."
         for name, words in others
     ]
+    changes += filter(None, [explain_error_of_plan(info), judged])
     value = f"{words['before']} → {words['after']}"
     return [{"title": title, "value": value, "detail": " ".join(changes)}]
 

@@ -17,7 +17,7 @@ from scipy.stats import t
 
 from .edits import BY_DECISIONS, ChosenEdits
 from .findings import name_some
-from .measures import show_metric, tabulate_verdict
+from .measures import OF_THIS_MODEL, explain_error, show_metric, tabulate_verdict
 
 ERROR = "error"
 LOG_LOSS = "log loss"
@@ -35,7 +35,6 @@ PLAIN = "plain "  # before the names of measures that count every given label as
 RATES = "rates"  # not a measure: the estimated share of wrong labels, of each row
 _COVERED = 0.975  # of both sides: intervals of 95 %
 _VERDICTS_BEFORE_WARNING = 3
-_SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word
 
 
 @dataclass(frozen=True)
@@ -329,6 +328,7 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
         describe_plain(plain, metrics),
         *setup.notes,
         warn_of_sight(edits) if setup.nested else warn_of_reuse(earlier),
+        "" if edits.rule is None else OF_THIS_MODEL,  # only a rule has figures of dross clean
     ]
     if setup.is_estimator and set(compared) == {ERROR}:
         notes.insert(-1, f"{setup.model} has no predict_proba: only its errors are compared.")
@@ -383,12 +383,10 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
             "model with every seed)"
         )
     sentence = f"{opening} with {' and '.join(edits)}: {changes}; on {where} ({repetitions})."
-    if verdict.noise > _SMALL_NOISE and LOG_LOSS in verdict.metrics:
-        sentence += (
-            f" The log loss takes into account that about {100 * verdict.noise:.0f} % of these "
-            "labels are wrong."
-        )
-    return sentence
+    explained = explain_error(verdict.noise) if ERROR in verdict.metrics else ""
+    if explained and LOG_LOSS in verdict.metrics:
+        explained += " The log loss takes them into account."
+    return f"{sentence} {explained}".strip()
 
 
 def describe_metric(name: str, metric: Comparison) -> str:

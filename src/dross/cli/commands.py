@@ -350,22 +350,30 @@ def judge(
     seeds and edits. If seeds do not change it, each one draws a bootstrap sample of the training
     set.
     """
+    from ..cleaning.edits import NothingToChange
     from ..cleaning.judge import judge as judge_project
 
-    verdict = judge_project(
-        run,
-        remove=remove,
-        relabel=relabel,
-        decisions=decisions,
-        plan=plan,
-        seeds=seeds,
-        quick=quick,
-        n_jobs=jobs,
-        device=device,
-        trust_code=trust_code or [],
-        estimator=estimator,
-        progress=not quiet,
-    )
+    try:
+        verdict = judge_project(
+            run,
+            remove=remove,
+            relabel=relabel,
+            decisions=decisions,
+            plan=plan,
+            seeds=seeds,
+            quick=quick,
+            n_jobs=jobs,
+            device=device,
+            trust_code=trust_code or [],
+            estimator=estimator,
+            progress=not quiet,
+        )
+    except NothingToChange as nothing:  # an answer, not an error
+        if as_json:
+            print_json({"folder": str(run), "verdict": None, "sentence": str(nothing)})
+        elif not quiet:
+            say(str(nothing))
+        return
     if as_json:
         print_json(verdict_as_json(verdict, run))
     elif not quiet:
@@ -418,6 +426,8 @@ def export(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabeled.\nDecisions: {done.decisions}"
     )
+    if done.unexamined:
+        say(f"Copied unchanged, without a label or unreadable: {done.unexamined:,} more.")
     if done.note:
         say(done.note)
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from .._text import to_json
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
+from ..cleaning.findings import describe_doubted
 from ..cleaning.measures import tabulate_verdict
 from ..cleaning.project import Project, needed_code
 from ..cleaning.task import CLASSIFICATION, REGRESSION
@@ -172,6 +173,7 @@ class Api:
         names = ("name", "kind", "task", "label", "runs", "counts")
         described = {name: getattr(info, name) for name in names} | {
             "plan": self.plan.describe(),
+            "doubted": None if (doubted := describe_doubted(info)) is None else doubted.detail,
             "measure": info.measure,
             "unit": "\u00a0points" if info.is_share else "",
             "classes": self.project.classes,

@@ -27,7 +27,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     copies = project.copies
     if (group := copies.group_of(id)) is not None:
         text = describe_group(copies, group, classes=project.task is CLASSIFICATION)
-        sentences.insert(0, {"about": "Copies", "text": text})
+        sentences.insert(0, {"about": "Duplicates", "text": text})
     explained = listing.item(id) | {
         "sentences": sentences,
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
@@ -50,7 +50,7 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
     """
     found = {
         "Recommended": _recommended(row),
-        "Effect": _effect(row["score"], info),
+        "Effect": _effect(row, info),
         "Confidence": _confidence(row, info),
     }
     if info.modality.has_tokens:
@@ -80,15 +80,23 @@ def _recommended(row: Any) -> str:
     return f"{what}: its label is wrong with probability {format_percent(row['confidence'])}."
 
 
-def _effect(score: float, info: ProjectInfo) -> str:
+def _effect(row: Any, info: ProjectInfo) -> str:
+    score = row["score"]
     if not math.isfinite(score):
         return "Its effect is not known."
     if score == 0:
         return f"The estimated {info.measure} would be the same without it."
-    meaning = "it makes the model worse" if score < 0 else "it helps the model"
     bounded = info.measure.startswith("bounded")
     explained = " (0 means exact, 1 means far off)" if bounded else ""
-    return f"Without it, {describe_change(score, info)}{explained}: {meaning}."
+    change = f"{describe_change(score, info)}{explained}"
+    if _runs_disagree(row):
+        return f"Without it, {change} on average over the runs, but the runs disagree."
+    meaning = "it makes the model worse" if score < 0 else "it helps the model"
+    return f"Without it, {change}: {meaning}."
+
+
+def _runs_disagree(row: Any) -> bool:
+    return row["harmful_in"] not in (0, row["learned_in"])
 
 
 def _confidence(row: Any, info: ProjectInfo) -> str:
@@ -100,8 +108,11 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
     times = int(row["harmful_in"])
     harm = f"It is harmful in {times} of the {runs} training runs that included it"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], info)}"
-    if times not in (0, runs):
-        return f"{harm}, so the runs disagree and the effect may be due to chance; {varies}."
+    if _runs_disagree(row):
+        rests = ""
+        if row["action"] != KEEP and not info.modality.has_tokens:
+            rests = " The recommendation is about its label and does not depend on this effect."
+        return f"{harm}, so its effect may be due to chance; {varies}.{rests}"
     if abs(row["score"]) > row["spread"]:
         return f"{harm}: all runs agree; {varies}."
     uncertain = "more than the estimate itself, so its size is uncertain"

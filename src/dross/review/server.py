@@ -38,6 +38,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._text import render
+from ..cleaning.findings import describe_doubted
 from ..cleaning.project import Project
 from ..errors import DrossError, InvalidInput
 from .api import Api, JSONAnswer
@@ -157,6 +158,7 @@ def create_app(
     judge_process = JudgeProcess(project.folder, judge_command, trust_code)
     api = Api(project, judge_process)
     storage_key = _storage_key(project)
+    stands_out = (project.table["mislabel_rank"] >= 0).any()
 
     def page(request: Request) -> Response:
         html = render(
@@ -166,6 +168,7 @@ def create_app(
             key=storage_key,
             copies=len(project.copies) > 0,
             checks=api.checks.is_shown,
+            doubted=describe_doubted(project.info) if stands_out else None,
             first_tab=_choose_first_tab(project, api),
             share=project.info.is_share,
             regression=api.regression,

@@ -31,8 +31,9 @@ function draw() {
   const decided = keep + remove + relabel;
   const ofPlan = suggested ? ` (${done} of ${suggested.toLocaleString("en")} in the plan)` : "";
   const actions = decided ? `: ${remove} remove, ${relabel} relabel, ${keep} keep` : "";
-  const ofChecks = wanted ? ` · ${checkedOfThem} of ${wanted} labels checked` : checked ? ` · ${count(checked, "label")} checked` : "";
-  byId("progress-text").textContent = `${decided.toLocaleString("en")} decided${ofPlan}${actions}${ofChecks}`;
+  const ofChecks = wanted ? `${checkedOfThem} of ${wanted} labels checked` : checked ? `${count(checked, "label")} checked` : "";
+  const ofAll = decided || suggested || !ofChecks ? `${decided.toLocaleString("en")} decided${ofPlan}${actions}` : ""; // with labels to check alone, nothing else is asked for
+  byId("progress-text").textContent = [ofAll, ofChecks].filter(Boolean).join(" · ");
   byId("undo").disabled = !standing.undoable && !waitingCount();
   byId("redo").disabled = !standing.redoable;
   const text = standing.warnings.join("\n");

@@ -129,8 +129,8 @@ function row(item) {
     h("span", { role: "gridcell", class: "decision" }),
     cell([copyMark(item), className(item.label)], "label", { class: "chip", title: item.label }),
     cell([className(item.prediction), sure(item)], "predicted", { class: predictionClass(item), title: item.prediction + sure(item) }),
-    cell(effectWord(item, null), "effect", { class: "effect", title: meaning(item) }),
-    cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
+    cell(effectWord(item, null), item.part === "validation" ? "label wrong" : "effect", { class: "effect", title: meaning(item) }),
+    item.confidence === null ? h("span", { role: "gridcell" }) : cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
   ];
   const cells = item.cells.map((value, place) => {
     const name = project.columns[place].name;

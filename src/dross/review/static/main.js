@@ -22,13 +22,11 @@ import * as zoom from "./zoom.js";
 const MEANINGS = {
   plan: "The edits of the recommended plan, the least certain first. Nothing changes until you accept the plan.",
   harmful: "Removing any one of these instances is estimated to lower the expected held-out error. The most harmful come first.",
-  mislabelled: "Models that were not trained on these instances predict other labels, or find the given ones improbable. The likeliest label errors come first.",
   validation: "These labels are the most informative to check. Press k if the label is right, x if it is wrong, r to choose the right label.",
   copies: "Instances with exact or near copies in the training, validation or test set (≡ is the number of the group). A copy in another set makes every verdict too optimistic: remove it from one of the two sets. Of the copies within the training set, keep one; if the labels differ, keep the one with the right label.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
 const MEANING_OF_TRUST = "All validation labels are counted as correct (--validation-is-clean), so none is listed.";
-const MEANING_OF_VALUE = "The given value is far from the predictions of models that were not trained on the instance, so it may be wrong.";
 
 let filter = {};
 let asked = 0;
@@ -56,7 +54,7 @@ function showFilter() {
     if (link.dataset.tab === filter.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const special = { mislabelled: project.task === "regression" && MEANING_OF_VALUE, validation: project.trusted && MEANING_OF_TRUST };
+  const special = { mislabelled: project.doubted && `${project.doubted} The most probable errors come first.`, validation: project.trusted && MEANING_OF_TRUST };
   byId("meaning").textContent = special[filter.tab] || (MEANINGS[filter.tab] ?? "");
   document.body.dataset.part = filter.tab === "validation" ? "validation" : "train";
   byId("plan-doubt").hidden = filter.tab !== "harmful" || !project.plan.disagreement;

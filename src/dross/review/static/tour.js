@@ -2,13 +2,21 @@
 
 import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
+import { project, standing } from "./state.js";
 
 const STEPS = [
-  { at: "plan", title: "The recommendation", text: "dross compared several plans with leaving the data unchanged, on held-out instances. It recommends a plan only if models improve by more than chance would explain. “Accept the plan” applies all of its decisions in one step; you can change or undo each of them." },
+  { at: "plan", title: "The recommendation", text: () => `dross recommends a plan only if models improve by more than chance would explain, on held-out instances. ${nextStep()}` },
   { at: "list", title: "The list", text: "Each instance shows its label, the predicted label with its probability, and its effect: below zero means that the expected error is lower without it. Click an instance or use the arrow keys; the tabs above open other lists." },
   { at: "why", or: "list", title: "Why", text: "This panel explains why the selected instance is listed. Read it before you decide: an instance can be harmful without being wrong." },
   { at: "actions", title: "Decide", text: "Keep, remove or relabel with a button or a single key. Every decision is saved immediately. “Verdict” trains new models and tests whether your decisions help." },
 ];
+
+/** What the first step asks for: only buttons that are there. */
+function nextStep() {
+  if (project.plan.count) return "“Accept the plan” applies all of its decisions in one step; you can change or undo each of them.";
+  if (standing.progress.to_check) return "Here it recommends no change yet: “Check labels” lists the labels that would decide it.";
+  return "Here it recommends no change. You can still decide about any instance yourself.";
+}
 
 const dialog = byId("tour");
 let place = 0;
@@ -38,7 +46,7 @@ function go(next) {
   const step = STEPS[place];
   const target = byId(step.or && byId(step.at).hidden ? step.or : step.at);
   byId("tour-title").textContent = step.title;
-  show(byId("tour-text"), h("p", {}, step.text));
+  show(byId("tour-text"), h("p", {}, typeof step.text === "function" ? step.text() : step.text));
   byId("tour-place").textContent = `Step ${place + 1} of ${STEPS.length}`;
   byId("tour-back").hidden = place === 0;
   byId("tour-skip").hidden = place + 1 === STEPS.length;

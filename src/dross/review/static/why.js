@@ -97,7 +97,7 @@ function build(why) {
   return [
     h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
     project.layout === "images" ? enlargeable({ ...why, part: why.part ?? "train", id: why.place ?? why.id }, "large-image") : null,
-    why.copies?.length ? others("Copies and near copies", why.copies, copy) : null,
+    why.copies?.length ? others("Duplicates and near duplicates", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
     why.hurts ? others("Held-out instances that it harms most", why.hurts, hurt) : null,

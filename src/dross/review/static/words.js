@@ -20,6 +20,6 @@ export function adviceWord(item) {
 export function decisionWord(decision, part = "train") {
   if (!decision) return "Undecided";
   const [action, label] = decision;
-  if (part === "validation") return { keep: "Right", remove: "Wrong", relabel: `Is really ${label}` }[action] ?? "Undecided";
+  if (part === "validation") return { keep: "Right", remove: "Wrong", relabel: `Should be ${label}` }[action] ?? "Undecided";
   return { keep: "Keep", remove: "Remove", relabel: `Relabel: ${label}` }[action] ?? "Undecided";
 }
