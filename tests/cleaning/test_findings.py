@@ -1,6 +1,7 @@
 """What was found, in sentences that do not contradict each other."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -14,7 +15,7 @@ from tests.review.review_project import make_info
 PLAN = replace(MADE, relabelled={3: "cat"})
 
 
-def make_instances(harmful_in, learned_in=4):
+def make_instances(harmful_in, learned_in: Any = 4):
     return pandas.DataFrame(
         {"harmful_in": harmful_in, "learned_in": learned_in, "label": "cat", "score": 0.0}
     )

@@ -66,7 +66,7 @@ def list_findings(info: ProjectInfo, instances: Frame) -> list[str]:
     found = [" ".join(filter(None, recommendation))]
     doubted = describe_doubted(info)
     if doubted is not None and info.recommendation.state != "undecided":  # the reason says it
-        found.append(f"{doubted.title}: {doubted.count}. {doubted.detail}")
+        found.append(f"{doubted.title}: {doubted.share}. {doubted.detail}")
     return [*found, *list_notes(info, instances)]
 
 
@@ -141,7 +141,7 @@ class Doubted(NamedTuple):
     """How many labels models doubt, and what that means."""
 
     title: str
-    count: str
+    share: str
     detail: str
 
 

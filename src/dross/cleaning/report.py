@@ -139,7 +139,7 @@ def _tell_story(project: Project) -> list[dict[str, str]]:
     total = info.counts["train"]
     story = []
     if (doubted := describe_doubted(info)) is not None:
-        story.append({"title": doubted.title, "value": doubted.count, "detail": doubted.detail})
+        story.append({"title": doubted.title, "value": doubted.share, "detail": doubted.detail})
     if plan is None:
         story.append(
             {
