@@ -35,7 +35,7 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
         wait_until_saved(page)
         said = [page.inner_text(f".item[data-id='{id}'] .decision") for id in (60, 61, 62)]
         wanted = str(project.label_table.loc[2, "prediction"])
-        assert said == ["Right", "Wrong", f"Is really {wanted}"]
+        assert said == ["Right", "Wrong", f"Should be {wanted}"]
         log = project.decisions
         assert log.current() == {} and log.current("validation") == {
             0: ("keep", None),
@@ -85,3 +85,23 @@ def test_trusted_labels_are_said_to_be(browser, tmp_path):
     with serve_in_thread(project) as server, visit(browser, server, "&tab=validation") as page:
         wait_for_text(page, "found", "0 instances")
         assert "--validation-is-clean" in page.inner_text("#meaning")
+
+
+def test_a_phone_names_what_a_label_to_check_shows(browser, tmp_path):
+    """No effect and no confidence: a label that is only to be checked has neither."""
+    project = add_checks(make_project(tmp_path / "p", "table", 40))
+    context = browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True)
+    with (
+        serve_in_thread(project) as server,
+        visit(browser, server, "&tab=validation", context, tour=True) as page,
+    ):
+        assert "Check labels" in page.inner_text("#tour-text")  # there is no plan to accept
+        assert "Accept the plan" not in page.inner_text("#tour-text")
+        page.click("#tour-skip")
+        names = "[...document.querySelector('.item').children].map((cell) => cell.dataset.name)"
+        shown = page.evaluate(names)
+        assert "label wrong" in shown and not {"effect", "sure"} & set(shown)
+        page.keyboard.press("k")
+        wait_until_saved(page)
+        assert page.inner_text("#progress-text") == "1 of 5 labels checked"
+    context.close()

@@ -53,7 +53,7 @@ def test_why_says_what_is_wrong_and_what_to_do(fresh):
         ask = lambda id: client.get("/api/why", params={"id": id}).json()
         leaked, repeated = ask(12), ask(7)
     assert leaked["sentences"][0] == {
-        "about": "Copies",
+        "about": "Duplicates",
         "text": "The same, in the training set and the test set: this makes results too "
         "optimistic. Keep it in one of them only.",
     }
@@ -72,7 +72,7 @@ def test_without_copies_there_is_no_such_list_and_why_does_not_speak_of_them(pag
     assert 'data-tab="copies"' not in page.get("/").text
     why = page.get("/api/why", params={"id": 0}).json()
     assert why["copies"] == []
-    assert "Copies" not in [entry["about"] for entry in why["sentences"]]
+    assert "Duplicates" not in [entry["about"] for entry in why["sentences"]]
     assert page.get("/api/list", params={"tab": "copies"}).json()["ids"] == []
 
 
@@ -85,7 +85,7 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
         assert "too optimistic" in page.text_content("#meaning") and selected_id(page) == 12
         wait_until(page, "document.querySelectorAll('.item .copy').length === 3")
         assert page.locator(".item .copy.leaks").count() == 1
-        wait_for_text(page, "why-body", "Copies and near copies")
+        wait_for_text(page, "why-body", "Duplicates and near duplicates")
         page.keyboard.press("x")
         wait_until_saved(page)
         assert selected_id(page) == 7
@@ -99,6 +99,6 @@ def test_hostile_copies_run_nothing(browser, tmp_path):
     project = add_copies(make_project(tmp_path / "p", "table", 30, hostile=True))
     with serve_in_thread(project) as server, visit(browser, server, "&tab=copies") as page:
         wait_until(page, "document.querySelectorAll('.item .copy').length === 3")
-        wait_for_text(page, "why-body", "Copies and near copies")
+        wait_for_text(page, "why-body", "Duplicates and near duplicates")
         assert page.evaluate("window.broken") is None
         assert any(text in page.text_content("#why-body") for text in HOSTILE)

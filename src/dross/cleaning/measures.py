@@ -8,11 +8,7 @@ from typing import Any
 
 NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
 ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
-# of the figures of plans: why a verdict has others
-OF_OTHER_MODELS = (
-    "The mean of two kinds of models that only compare plans. dross judge trains the project's own "
-    "model, so its figures differ."
-)
+# why the figures of a verdict are not those of the plan comparison
 OF_THIS_MODEL = (
     "dross clean compared the plans with models of two kinds, so its figures differ from these."
 )

@@ -27,7 +27,7 @@ from .findings import (
     warn_of_disagreement,
 )
 from .label_noise import LIKELY
-from .measures import OF_OTHER_MODELS, tabulate_verdict
+from .measures import tabulate_verdict
 from .modality import Frame
 from .plans import (
     NO_EDITS,
@@ -76,10 +76,15 @@ def write_report(project: Project) -> Path:
     instances = project.table
     verdicts = project.verdicts()
     ranked = instances.sort_values("harm_rank")
+    notes = [
+        explain_error_of_plan(info),
+        *warn_of_classes(info, instances),
+        *list_notes(info, instances),
+    ]
     shared = {
         "info": info,
         "story": _tell_story(project),
-        "notes": [*warn_of_classes(info, instances), *list_notes(info, instances)],
+        "notes": list(filter(None, notes)),
         "verdict": verdicts[-1] if verdicts else None,
         "measures": tabulate_verdict(verdicts[-1]) if verdicts else [],
         "verdict_figure": safe(_draw_verdict(verdicts[-1])) if verdicts else None,
@@ -170,17 +175,16 @@ def _tell_errors(project: Project) -> list[dict[str, str]]:
         return []
     (first, words), *others = shown
     title = f"Held-out {first}"
-    judged = "" if info.training is None else OF_OTHER_MODELS
     if info.recommendation.plan is None:
-        detail = f"Trained on the unchanged data. {judged}"
-        return [{"title": title, "value": words["before"], "detail": detail.strip()}]
+        return [
+            {"title": title, "value": words["before"], "detail": "Trained on the unchanged data."}
+        ]
     changes = [f"{words['change']}, 95 % confidence interval {words['interval']}."]
     changes += [
         f"{name.capitalize()}: {words['before']} → {words['after']}, interval for the change "
         f"{words['interval']}."
         for name, words in others
     ]
-    changes += filter(None, [explain_error_of_plan(info), judged])
     value = f"{words['before']} → {words['after']}"
     return [{"title": title, "value": value, "detail": " ".join(changes)}]
 
