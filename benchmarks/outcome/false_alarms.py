@@ -2,7 +2,7 @@
 
 Removing rows at random is no cleaning, so "improved" is then a false alarm. Every judgement has
 fresh data, fresh removals and fresh seeds. Most use the parts of `judge` that train, measure and
-decide (`Judgement`), with label noise that is known instead of estimated, because the estimate
+decide (`Judgment`), with label noise that is known instead of estimated, because the estimate
 takes most of the time. Some are whole calls: `dross.clean` on a small table, then `dross.judge`.
 
     python -m benchmarks.outcome.false_alarms --judgements 1200 --whole 40

@@ -53,7 +53,7 @@ def judge_arrays(
     model=None,
     checked: np.ndarray | None = None,
     groups: np.ndarray | None = None,
-) -> judge.Judgement:
+) -> judge.Judgment:
     """A judgement of edits of the rows x, y, on a test part or in nested folds."""
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
     names = given.astype(str).astype(object) if given.dtype.kind == "i" else given

@@ -55,7 +55,7 @@ class Copies:
     group: the number of the group; part: train, validation or test; id: the position in that set;
     source; label; same: a number shared by instances that are identical, pixel for pixel or cell
     for cell; exact: whether an identical instance exists; distance: the distance to the nearest
-    instance in the group, as a fraction of the typical distance between neighbours."""
+    instance in the group, as a fraction of the typical distance between neighbors."""
     content: Frame
     """The content of each instance, in the same order as `table`."""
 
@@ -404,14 +404,14 @@ class Neighbours:
 
     @property
     def usual(self) -> Tensor:
-        """How far the last of the neighbours is: the scale of near and far around each, [N]."""
+        """How far the last of the neighbors is: the scale of near and far around each, [N]."""
         return self.distances[:, -1]
 
     @property
     def dimension(self) -> float:
-        """The number of dimensions m in which the neighbours lie.
+        """The number of dimensions m in which the neighbors lie.
 
-        A ball of half the volume has 2^(-1/m) of the radius: the middle one of K neighbours is that
+        A ball of half the volume has 2^(-1/m) of the radius: the middle one of K neighbors is that
         much nearer than the last. And the nearest is nearer than the share t of the last one's
         distance with probability 1 - (1 - t^m)^(K-1). Either gives m by a median over all
         instances. Copies can only make it smaller, so the larger one is taken.
@@ -421,7 +421,7 @@ class Neighbours:
         return max(middle, self._fit_dimension(1, 1 - 0.5 ** (1 / max(count - 1, 1))))
 
     def _fit_dimension(self, rank: int, content: float) -> float:
-        """m where the neighbour of this rank encloses, in the median, this share of the volume."""
+        """m where the neighbor of this rank encloses, in the median, this share of the volume."""
         nearer = self.distances[:, rank - 1]
         known = (nearer > 0) & (nearer < self.usual)
         if 2 * int(known.sum()) < len(known):
@@ -432,7 +432,7 @@ class Neighbours:
     def threshold(self) -> float:
         """The share of the usual distance below which two instances are nearly the same.
 
-        Of an instance's K neighbours, spread evenly in m dimensions, one is nearer than the share t
+        Of an instance's K neighbors, spread evenly in m dimensions, one is nearer than the share t
         of the last one's distance with probability (K - 1) t^m at most. Over all N instances chance
         makes fewer than N (K - 1) t^m such pairs: t keeps that below `_FALSE_ALARMS`.
         """
@@ -462,14 +462,14 @@ class Neighbours:
 
 
 def find_neighbours(rows: Tensor, count: int = NEIGHBOURS) -> Neighbours:
-    """Find the nearest neighbours of every row by Euclidean distance.
+    """Find the nearest neighbors of every row by Euclidean distance.
 
     Where there are many dimensions, candidates come from a projection to fewer; their distances are
     those of the rows themselves.
 
     Arguments:
         rows: float32 [N, d].
-        count: How many neighbours of each; fewer where there are not so many.
+        count: How many neighbors of each; fewer where there are not so many.
     """
     few = rows
     if rows.shape[1] > 2 * _FEW_DIMENSIONS:

@@ -43,9 +43,9 @@ def choose_edits(
 ) -> ChosenEdits:
     """The edits that a caller asks for.
 
-    remove, relabel: how many of the most harmful, and of the most probably mislabelled; plan: the
-    name of a plan. Without them: what was decided on the page; where nothing was decided, the
-    recommended plan, unless `decisions` insists.
+    remove, relabel: how many of the most harmful, and of those most likely to be mislabeled; plan:
+    the name of a plan. Without them: what was decided on the review page; where nothing was
+    decided, the recommended plan, unless `decisions` insists.
     """
     count = len(project.table)
     if plan is not None:
@@ -79,7 +79,7 @@ def choose_edits(
 
 
 def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
-    """An instance in both lists is relabelled, not removed."""
+    """An instance in both lists is relabeled, not removed."""
     instances = project.table
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
@@ -95,7 +95,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     if remove:
         what.append(f"the {len(harmful)} most harmful removed")
     if relabel:
-        what.append(f"the {len(relabelled)} most probable label errors relabeled")
+        what.append(f"the {len(relabelled)} most likely label errors relabeled")
     if in_both.any():
         what.append(f"{int(in_both.sum())} instances in both lists relabeled, not removed")
     return ChosenEdits(harmful[~in_both], relabelled, ", ".join(what), ranked=True)

@@ -46,7 +46,7 @@ from .scoring import (
 )
 from .training import Recipe, SearchResult
 
-_EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled
+_EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabeled
 _CHECKS = "checks.json"
 _MEASURES = ("error", "log loss", "absolute error", "squared error")
 _SHOWN = (*_MEASURES, *(f"{NOISE_AWARE}{name}" for name in _MEASURES))  # figures of a plan

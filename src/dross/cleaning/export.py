@@ -35,7 +35,7 @@ class Exported:
 
     Attributes:
         cleaned: the cleaned copy: a file, or a folder of images.
-        decisions: the CSV file that lists what was removed, relabelled or kept.
+        decisions: the CSV file that lists what was removed, relabeled or kept.
         removed, relabelled: how many instances.
         written: how many instances the cleaned copy has.
         unexamined: how many rows or images the copy has besides, as they were: those without a
@@ -67,13 +67,13 @@ def export(
     recommended plan. Rows of the validation and test sets stay as they are.
 
     Arguments:
-        folder: a project, or the folder that `dross.clean` made.
+        folder: a project, or the folder that `dross.clean` created.
         to: the cleaned copy: a table in the format that its name ends with, or a new folder for
             images; for chats a file in the input's format. A table in the input's format keeps
             the rows that are not changed as they are.
         remove: leave out the N most harmful instances instead.
-        relabel: relabel the N most probably mislabelled instances with the labels that the models
-            predict instead.
+        relabel: relabel the N instances most likely to be mislabeled instead: each gets the label
+            that the models predict.
         plan: apply a plan other than the recommended one: a name in `Project.plans`.
         overwrite: replace the files if they exist. A folder of images is never replaced.
 

@@ -30,7 +30,7 @@ _MAX_SIDE = 40  # images of one size up to this one are used as they are
 _MIN_SIDE = 4
 _THUMBNAIL_SIDE = 160
 _MAX_SHARE_BROKEN = 0.1
-_INSPECTED = 200  # images, to find out whether they are grey and of one size
+_INSPECTED = 200  # images, to find out whether they are gray and of one size
 _NO_FILE = "no file"  # in place of a digest
 _MEASURED = 2000  # images, for the mean and the deviation of the pixels
 _TURNS = {  # EXIF orientation -> what makes the image upright
@@ -204,7 +204,7 @@ def _drop_broken(source: Source, root: Path) -> Source:
 def _open(path: Path) -> np.ndarray | None:
     """The pixels between 0 and 255, [H, W, 3]; None if the file is broken or missing.
 
-    They are uint8, or float32 where an image has more than 256 shades: grey ones of 16 bits, or
+    They are uint8, or float32 where an image has more than 256 shades: gray ones of 16 bits, or
     floating ones between 0 and 1. The EXIF orientation is applied. Every image of a file is decoded
     here, so that models are trained on what people see.
     """
@@ -267,7 +267,7 @@ def load_thumbnail(path: Path) -> np.ndarray:
 class ImageEncoder:
     """Turns images into float32 [N, C, H, W], standardized by the training set.
 
-    Grey images have one channel. Large images, and those of different sizes, are resized.
+    Gray images have one channel. Large images, and those of different sizes, are resized.
     """
 
     def __init__(self, content: Frame, root: Path):
@@ -310,7 +310,7 @@ class ImageEncoder:
         image = _open_again(path)
         if image.shape[:2] != self.size:
             height, width = self.size
-            whole = image if image.dtype == np.uint8 else image[..., 0]  # grey floats
+            whole = image if image.dtype == np.uint8 else image[..., 0]  # gray floats
             resized = Image.fromarray(whole).resize((width, height), Image.Resampling.BILINEAR)
             image = np.asarray(resized)
             if image.ndim == 2:
@@ -371,7 +371,7 @@ def copy_images(source: Path, to: Path, edits: RowEdits, *, confirm: Callable[[s
 def place_images(names: Sequence[str], edits: RowEdits) -> dict[str, str]:
     """{name in the input: name in the copy}.
 
-    An image that keeps its class keeps its name; a relabelled one gets a free name in its new
+    An image that keeps its class keeps its name; a relabeled one gets a free name in its new
     class.
     """
     kept = {row: name for row, name in enumerate(names) if row not in edits.removed}

@@ -105,13 +105,13 @@ def judge(
 
     By default, the edits are the decisions made on the review page or, if there are none, the
     recommended plan. Results are kept until the verdict and the report are written: to resume a
-    judgement that was stopped, call it again.
+    judgment that was stopped, call it again.
 
     Arguments:
-        folder: a project, or the folder that `dross.clean` made.
+        folder: a project, or the folder that `dross.clean` created.
         remove: judge removing the N most harmful instances.
-        relabel: judge relabelling the N most probably mislabelled instances with the labels that
-            the models predict.
+        relabel: judge relabeling the N instances most likely to be mislabeled: each gets the
+            label that the models predict.
         decisions: judge only the decisions made on the review page.
         plan: judge a plan other than the recommended one: a name in `Project.plans`.
         seeds: how many times every row is measured, each time by three newly trained models; 10 by
@@ -166,13 +166,13 @@ def judge(
         if has_chats:
             n_jobs = 1
             judge_chats = importlib.import_module(_CHATS).judge_chats
-            judgement = judge_chats(project, edits, seeds, device=where, progress=progress)
+            judgment = judge_chats(project, edits, seeds, device=where, progress=progress)
         else:
             training = project.info.training
             assert training is not None  # only chats have none
             model = None if estimator is None else find_model(estimator, project.task)
             data, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
-            judgement = judge_rows(
+            judgment = judge_rows(
                 data,
                 project_rows(project, data),
                 replace(recipe, device=str(where)),
@@ -182,11 +182,11 @@ def judge(
                 assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
                 model=model,
             )
-        settings = {"job": project.info.job, **judgement.settings}
+        settings = {"job": project.info.job, **judgment.settings}
         store = ResultStore.under(project.folder / "judging", settings)
-        values = judgement.measure(store, tell, n_jobs=n_jobs, progress=progress)
+        values = judgment.measure(store, tell, n_jobs=n_jobs, progress=progress)
     earlier = len(project.verdicts())
-    verdict = reach_verdict(values, judgement.setup, earlier=earlier)
+    verdict = reach_verdict(values, judgment.setup, earlier=earlier)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     verdicts = project.folder / "verdicts"
     taken = len(list(verdicts.glob(f"{stamp}*.json")))
@@ -195,7 +195,7 @@ def judge(
     write_report(project)
     with suppress(DrossError):
         delete_written(project.folder, f"judging/{store.folder.name}")
-    with suppress(OSError):  # another judgement that was stopped keeps its results there
+    with suppress(OSError):  # another judgment that was stopped keeps its results there
         store.folder.parent.rmdir()
     return verdict
 
@@ -231,7 +231,7 @@ def show_progress(folder: Path) -> Iterator[Callable[[int, int], None]]:
             path.unlink(missing_ok=True)
 
 
-# --- a judgement ----------------------------------------------------------------------------------
+# --- a judgment -----------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -250,7 +250,7 @@ Learner = Callable[[Piece], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """What is compared, and the work that it takes.
 
     Attributes:
@@ -322,8 +322,8 @@ def judge_rows(
     seeds: int,
     assignments: int,
     model: JudgingModel | None = None,
-) -> Judgement:
-    """A judgement on test rows, or on all rows in folds, by networks or an estimator.
+) -> Judgment:
+    """A judgment on test rows, or on all rows in folds, by networks or an estimator.
 
     Arguments:
         data: The data set.
@@ -405,7 +405,7 @@ def judge_rows(
         resampled=resampled,
         nested=nested,
     )
-    return Judgement(setup, learner, pieces, seeds, settings)
+    return Judgment(setup, learner, pieces, seeds, settings)
 
 
 def _try_estimators(
@@ -571,7 +571,7 @@ def draw_control(
         learned: The positions of the rows that are trained on.
         count: How many training rows there are.
         edits: Those that are judged.
-        predicted: The label of each row that is trained on, if it is relabelled.
+        predicted: The label of each row that is trained on, if it is relabeled.
     """
     order = np.random.default_rng(mix_seeds(FRESH, CONTROL, number)).permutation(count)
     place = np.full(count, -1)

@@ -11,7 +11,7 @@ Classes. Three things stand between the predictions p_m,i of expert m and the la
 
 The exponents a_m stack and calibrate the experts. z_i are the first principal components of the
 features: labels can be wrong more often in some regions than in others. C gives the classes as
-which each class is mislabelled. Labels of a validation file flip rho times as often, with rho
+which each class is mislabeled. Labels of a validation file flip rho times as often, with rho
 between 0 and 1. Everything is fitted by maximizing
 
     sum over i of  log sum over t of  q_i(t) P(y_i | t)
@@ -425,7 +425,7 @@ class NoiseModel:
         return float(torch.sigmoid(self.validation.detach()))
 
     def confusions(self) -> Tensor:
-        """C: the classes as which each is mislabelled, [classes, classes]; the diagonal is 0."""
+        """C: the classes as which each is mislabeled, [classes, classes]; the diagonal is 0."""
         if self.pairs is None:
             return self._other.double() / max(1, self.classes - 1)
         return torch.softmax(self.pairs.masked_fill(~self._other, -torch.inf), 1)
@@ -474,7 +474,7 @@ class NoiseModel:
 
 
 def _start_pairs(mean: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Log odds of the class as which each class is mislabelled, where experts are most certain."""
+    """Log odds of the class as which each class is mislabeled, where experts are most certain."""
     classes = mean.shape[1]
     if not 2 < classes <= _MOST_PAIRED:
         return None

@@ -107,7 +107,7 @@ def is_in_array(path: Path) -> bool:
 def read_image(path: Path) -> np.ndarray | None:
     """The pixels between 0 and 255, [H, W, 3]; None if there is no such image.
 
-    They are uint8, or float32 where a grey image has more than 256 shades.
+    They are uint8, or float32 where a gray image has more than 256 shades.
     """
     try:
         stat = path.parent.stat()

@@ -129,7 +129,7 @@ class Rule:
     """Which rows are edited, by the probability that their label is wrong."""
 
     touch: float  # rows above it are edited
-    relabel: float  # a row is relabelled if another label is likelier than this
+    relabel: float  # a row is relabeled if another label is likelier than this
     remove: bool  # the other rows above `touch` are removed
     words: str
 
@@ -658,7 +658,7 @@ def edits_without(
 
 
 def describe_actions(removed: int, relabelled: int) -> str:
-    """How many are relabelled and removed, in words; "change nothing" if there are none."""
+    """How many are relabeled and removed, in words; "change nothing" if there are none."""
     counts = {RELABEL: relabelled, REMOVE: removed}
     actions = " and ".join(f"{action} {count:,}" for action, count in counts.items() if count)
     return actions or "change nothing"
@@ -709,11 +709,11 @@ class ClassEffect:
     before: int
     removed: int
     relabelled: int  # as another class
-    gained: int  # of other classes that are relabelled as this one
+    gained: int  # of other classes that are relabeled as this one
 
     @property
     def lost(self) -> int:
-        """How many of its instances are removed or relabelled."""
+        """How many of its instances are removed or relabeled."""
         return self.removed + self.relabelled
 
     @property

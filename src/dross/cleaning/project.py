@@ -374,8 +374,8 @@ class Project:
 
         Arguments:
             remove: leave out the N most harmful instances instead.
-            relabel: relabel the N most probably mislabelled instances with the labels that the
-                models predict instead.
+            relabel: relabel the N instances most likely to be mislabeled instead: each gets the
+                label that the models predict.
 
         Returns:
             For `dross.clean(X, y)`, the pair (X, y), each in the type in which it was passed:

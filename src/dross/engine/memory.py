@@ -287,7 +287,7 @@ def losses_are_separate(
         apart = torch.cat([losses(part) for part in parts])
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError):  # normalising over a single instance
+    except (RuntimeError, ValueError):  # normalizing over a single instance
         return False
     return is_close(apart, together, ROUNDING)
 

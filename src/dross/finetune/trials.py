@@ -18,7 +18,7 @@ from torch import Tensor
 from .._io import digest_bytes
 from .._progress import progress_bar
 from ..cleaning.edits import ChosenEdits
-from ..cleaning.judge import CONTROL, FRESH, Judgement, Piece
+from ..cleaning.judge import CONTROL, FRESH, Judgment, Piece
 from ..cleaning.plans import Figure, PlanResult, Recommendation
 from ..cleaning.project import Project
 from ..cleaning.verdict import Setup
@@ -232,8 +232,8 @@ class ChatLearner:
 
 def judge_chats(
     project: Project, edits: ChosenEdits, seeds: int, *, device: torch.device, progress: bool
-) -> Judgement:
-    """A judgement of a project of chats, with the model and the examples as they were.
+) -> Judgment:
+    """A judgment of a project of chats, with the model and the examples as they were.
 
     Raises:
         InputChanged: the data or the model have changed since `dross clean`.
@@ -254,7 +254,7 @@ def judge_chats(
                 "dross clean again."
             )
     everything = np.ones(len(examples.parts["test"]), dtype=bool)
-    return Judgement(
+    return Judgment(
         setup=Setup(edits, options.model),
         learner=ChatLearner(Tuner(loaded, examples, options, device), edits.removed),
         pieces=[Piece((number,), everything) for number in range(seeds)],

@@ -424,7 +424,7 @@ def _project_folder(out: str | os.PathLike | None) -> Iterator[Path]:
 
 
 def _in_rows(project: Project, edits: Edits) -> tuple[np.ndarray, dict[int, str]]:
-    """Removed and relabelled rows of X, in order; ids of a project count those with a label."""
+    """Removed and relabeled rows of X, in order; ids of a project count those with a label."""
     rows = project.table["row"].to_numpy()
     relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
     return np.sort(rows[edits.removed]), relabelled

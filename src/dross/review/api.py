@@ -75,7 +75,7 @@ class DecideRequest(UndoRequest, frozen=True, kw_only=True):
 
 
 class JudgeRequest(EmptyRequest, frozen=True):
-    """Start a judgement."""
+    """Start a judgment."""
 
     seeds: _Count
     quick: bool = False
@@ -213,7 +213,7 @@ class Api:
         return {"verdicts": [each | {"measures": tabulate_verdict(each)} for each in verdicts]}
 
     def changes_since(self, query: SinceQuery) -> _JSON:
-        """Return what changed after a revision, and how the judgement is getting on."""
+        """Return what changed after a revision, and how the judgment is getting on."""
         self._check_revision(query.revision)
         changes = self._changes_since(query.revision, query.who)
         return changes | {"judge": self.judge_process.status()}
@@ -278,7 +278,7 @@ class Api:
         try:
             needed = needed_code(self.project)
         except CorruptFile:
-            return  # the judgement says what is wrong with it
+            return  # the judgment says what is wrong with it
         missing = [entry for entry in needed if entry not in self.judge_process.trust_code]
         if missing:
             flags = " ".join(f"--trust-code {entry}" for entry in needed)
@@ -289,7 +289,7 @@ class Api:
             )
 
     def cancel_judging(self, request: EmptyRequest) -> _JSON:
-        """Stop the judgement that was started from the page."""
+        """Stop the judgment that was started from the page."""
         self.judge_process.cancel()
         return self.judge_process.status()
 

@@ -28,7 +28,7 @@ _MAX_EXCERPT = 420  # characters, in the list
 _MAX_BEFORE = 200  # characters of a chat before its first answer, in the list
 _MAX_CHAT = 20_000  # characters, in the panel
 _SAMPLED_ROWS = 500  # to measure the widths of columns
-_STRONG = 98  # the percentile of the effects of tokens that has the strongest colour
+_STRONG = 98  # the percentile of the effects of tokens that has the strongest color
 _MAX_SIDE = 4096  # pixels of an image; browsers and people see no more at once
 
 Token = tuple[str, float | None]  # its text, and its effect in percent; None: it is not learned
@@ -202,7 +202,7 @@ class Listing:
 
     @cached_property
     def token_scale(self) -> float:
-        """The effect in percent that has the strongest colour; 0 if nothing has tokens."""
+        """The effect in percent that has the strongest color; 0 if nothing has tokens."""
         if not self.project.modality.has_tokens:
             return 0.0
         effects = np.concatenate([np.asarray(row, float) for row in self.project.tokens["effects"]])

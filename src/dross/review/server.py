@@ -153,7 +153,7 @@ def create_app(
         keys: What a browser must know to get anything.
         host: The address that the server listens on.
         judge_command: What to run instead of `dross judge FOLDER --decisions`.
-        trust_code: The `module:function`s that a judgement may import.
+        trust_code: The `module:function`s that a judgment may import.
     """
     judge_process = JudgeProcess(project.folder, judge_command, trust_code)
     api = Api(project, judge_process)
@@ -227,11 +227,11 @@ def serve(
     """Serve the review page of a project folder until Ctrl-C.
 
     Arguments:
-        folder: A project, or the folder that `dross clean` made.
+        folder: A project, or the folder that `dross clean` created.
         port: Where to listen; by default a free port.
         host: The address to listen on; by default only this machine can reach it.
         open_browser: Whether to open the page when it is ready.
-        trust_code: The `module:function`s that the project was made with and that a judgement from
+        trust_code: The `module:function`s that the project was made with and that a judgment from
             the page may run.
 
     Raises:

@@ -196,7 +196,7 @@ def _widen(logits: Tensor) -> Tensor:
 class Shares:
     """The share that each example's loss has in the loss of a batch, inferred from that loss.
 
-    Trainer passes the number of labelled tokens of all accumulated micro-batches to the model. Some
+    Trainer passes the number of labeled tokens of all accumulated micro-batches to the model. Some
     models divide by it, others take the mean over the micro-batch and ignore it, and what counts as
     a token differs between models. So the loss of a batch is compared with the sum of its examples'
     losses, and the divisor that fits is used. This is checked again whenever the divisors that

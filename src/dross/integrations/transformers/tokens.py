@@ -1,4 +1,4 @@
-"""Scores per token: a recorded run in which every labelled token is its own instance.
+"""Scores per token: a recorded run in which every labeled token is its own instance.
 
 The loss of an example is the sum of the losses of its tokens, so the weight of an example is that
 of each of its tokens, and
@@ -42,7 +42,7 @@ class TokenRun:
         return len(self.starts) - 1
 
     def influence(self, query: Query, **options: Any) -> list[np.ndarray]:
-        """The scores of each example's labelled tokens, in their order.
+        """The scores of each example's labeled tokens, in their order.
 
         The k-th number of an example belongs to its k-th label that is not ignored. They add up to
         its score. In a causal model the first label is not a target and does not count.

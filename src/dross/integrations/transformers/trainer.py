@@ -41,7 +41,7 @@ class RecordingMixin:
         keep: what is kept of it, as for `dross.train`.
         losses: losses(outputs, labels) -> [B], the loss of each example, if dross cannot compute
             it. The trainer's own loss must be their mean, or their sum divided by the number of
-            labelled tokens.
+            labeled tokens.
         overwrite: replace an existing tape.
 
     All other arguments are the trainer's own.
@@ -186,7 +186,7 @@ class RecordingMixin:
         """The run that was recorded. In a new process, a trainer built the same way opens it.
 
         Arguments:
-            per_token: return a `TokenRun`, which scores every labelled token of every example.
+            per_token: return a `TokenRun`, which scores every labeled token of every example.
 
         Raises:
             DrossError: if there is no tape, or it belongs to another model or other data.

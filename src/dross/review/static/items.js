@@ -108,7 +108,7 @@ function chips(item) {
 }
 
 function tile(item) {
-  const image = h("img", { src: thumbnail(item.image_part ?? "train", item.place ?? item.id), alt: `Image ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
+  const image = h("img", { src: thumbnail(item.image_part ?? "train", item.place ?? item.id), alt: `Image ${item.source}, labeled ${item.label}`, decoding: "async", draggable: "false" });
   return [image, chips(item), h("span", { class: "line" }, decision(), h("span", { class: "effect", title: meaning(item) }, effectWord(item)))];
 }
 

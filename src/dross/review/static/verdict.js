@@ -48,7 +48,7 @@ function watch(status) {
   if (running) {
     const where = status.state === "elsewhere" ? "A judgment that was started elsewhere is running" : "Judging";
     const words = status.of ? `${where}: ${status.done} of ${status.of}${status.stage ? `, ${status.stage}` : ""}` : `${where} …`;
-    const bar = h("progress", { max: status.of || 1, "aria-label": "Judgement" });
+    const bar = h("progress", { max: status.of || 1, "aria-label": "Judgment" });
     if (status.of) bar.value = status.done;
     show(byId("judge-progress"), h("p", {}, data(words)), bar);
     if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "The judgment has started."));

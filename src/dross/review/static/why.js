@@ -164,6 +164,6 @@ function beside(entry, extra) {
 /** A small image that opens as a large one. */
 function enlargeable(entry, size = null) {
   return h("button", { type: "button", class: "enlarge", onclick: () => tell("enlarge", entry) },
-    h("img", { class: size, src: thumbnail(entry.part, entry.id), alt: `Enlarge image ${entry.source}, labelled ${entry.label}` }),
+    h("img", { class: size, src: thumbnail(entry.part, entry.id), alt: `Enlarge image ${entry.source}, labeled ${entry.label}` }),
     size ? h("span", { class: "enlarge-word", "aria-hidden": "true" }, "Enlarge ", h("kbd", {}, "z")) : null);
 }

@@ -27,7 +27,7 @@ export function start() {
 
 /** entry: { part, id, source, label } of any part. The browser gives the focus back when the dialog closes. */
 export function open(entry) {
-  const words = `Image ${entry.source}, labelled ${entry.label}`;
+  const words = `Image ${entry.source}, labeled ${entry.label}`;
   scale = null;
   byId("zoom-about").replaceChildren(data(words));
   byId("zoom-note").textContent = "Loading …";
