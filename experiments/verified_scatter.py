@@ -20,6 +20,7 @@ from dross.influence.verify import Verification
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
+LEFT_OUT = np.random.default_rng(0).choice(900, 200, replace=False)
 STYLE = {
     "svg.hashsalt": "dross",
     "font.size": 9,
@@ -29,7 +30,7 @@ STYLE = {
 
 
 def verify(digits, activation: type[nn.Module]) -> Verification:
-    """Train a network with this activation, and retrain it without each of 200 instances."""
+    """Train a network with this activation, and retrain it without each of 200 random instances."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), activation(), nn.Linear(32, 10))
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +44,7 @@ def verify(digits, activation: type[nn.Module]) -> Verification:
             batch_size=32,
         )
         query = dross.mean_loss(digits.validation)
-        return run.verify(run.influence(query), n=200)
+        return run.verify(run.influence(query), LEFT_OUT)
 
 
 def draw(panel, check: Verification, flipped: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 import dross
+from dross.influence.verify import compare_subsets
 
 SHARES = (0.01, 0.02, 0.03, 0.05)  # of the examples, in a subset that is left out
 SUBSETS, SINGLES = 24, 12
@@ -27,7 +28,7 @@ def compare_with_truth(
 ) -> dict:
     """The agreement of scores with the true changes, and the proxy of it.
 
-    LDS is Spearman's correlation over the random subsets, each predicted by the sum of its scores.
+    The LDS is that of `Run.lds`, over subsets of several sizes.
     """
     subsets, singles = choose_groups(len(run), scores.values, seed)
     groups = [*subsets, *singles]
@@ -37,7 +38,7 @@ def compare_with_truth(
     slope = float((estimated[some] * actual[some]).sum() / (estimated[some] ** 2).sum())
     off = np.abs(actual - estimated)[some].mean() / np.abs(actual[some]).mean()
     return {
-        "lds": float(stats.spearmanr(estimated[some], actual[some]).statistic),
+        "lds": compare_subsets(scores, [np.array(ids) for ids in subsets], actual[some]).value,
         "tau_subsets": float(stats.kendalltau(estimated[some], actual[some]).statistic),
         "tau_singles": float(stats.kendalltau(estimated[one], actual[one]).statistic),
         "slope": slope,

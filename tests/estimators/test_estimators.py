@@ -186,5 +186,8 @@ def test_the_protocol(blobs, estimator):
     assert isinstance(scores, dross.Scores)
     assert scores.values.shape == (120,) and scores.values.dtype == np.float64
     assert np.isfinite(scores.values).all()
+    x, y = query.data
+    several = estimator.score(run, dross.losses((x[:3], y[:3])))
+    assert several.values.shape == (3, 120) and several.query_value.shape == (3,)
     after = run.recording.objective.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after))

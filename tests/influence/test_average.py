@@ -137,6 +137,10 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
     side_by_side = run.leave_one_out(asked, [j, 3], weights="average")
     in_pieces = run.leave_one_out(asked, [j, 3], weights="average", folder=tmp_path / "kept")
     np.testing.assert_allclose(in_pieces, side_by_side, rtol=1e-10)
+    models = run.counterfactual([[j], [3]], weights="average")
+    np.testing.assert_allclose(models.changes(asked), side_by_side, rtol=1e-10)
+    own = run.scores(np.nan_to_num(run.influence(asked).values), asked, weights="average")
+    np.testing.assert_allclose(run.verify(own, [j, 3]).actual, side_by_side, rtol=1e-10)
     if model == "batchnorm":  # a lone instance has no statistics: one run after the other
         alone = run.leave_one_out(asked, [j], weights="average", removal="data")
         assert np.isfinite(alone).all() and alone.any()

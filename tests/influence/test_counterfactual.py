@@ -187,9 +187,21 @@ def test_only_the_last_epochs(record):
     start = problem("mlp", "momentum")
     start.batches = p.batches[: 2 * per_epoch]
     last = run.counterfactual([[0, 3]], epochs=1)
-    kept = record(p, keep=dross.tape.LastEpochs(1)).counterfactual([[0, 3]])
+    short = record(p, keep=dross.tape.LastEpochs(1))
+    with pytest.warns(dross.DrossWarning, match="last 1 epoch: .* model after 8 steps"):
+        kept = short.counterfactual([[0, 3]])
     np.testing.assert_allclose(last.evaluate(query(p)), kept.evaluate(query(p)), rtol=1e-12)
+    with pytest.warns(dross.DrossWarning, match="keeps only the last 1 epoch"):
+        warned = short.leave_one_out(query(p), [0])
+    np.testing.assert_array_equal(short.leave_one_out(query(p), [0], epochs=1), warned)
     assert last.evaluate(query(p))[0] != run.counterfactual([[0, 3]]).evaluate(query(p))[0]
+
+
+def test_the_models_after_a_step(record):
+    p = problem("mlp", "momentum")
+    run = record(p)
+    found = run.counterfactual([[0], [3]], step=5).changes(query(p))
+    np.testing.assert_allclose(found, run.leave_one_out(query(p), [0, 3], step=5), rtol=1e-12)
 
 
 def test_chunks_give_the_same(record, monkeypatch):
@@ -260,8 +272,11 @@ def test_warm_up_from_zero_does_not_blind_the_check_of_the_replica(record):
 def test_bad_input(record):
     p = problem("mlp", "sgd")
     run = record(p)
-    with pytest.raises(InvalidInput, match="one list of ids per run"):
-        run.counterfactual(3)
+    for flat in (3, [0, 3], np.array([0, 3]), {0, 3}, [[0], 3]):
+        with pytest.raises(InvalidInput, match=r"one list of ids per run.*pass \[ids\]"):
+            run.counterfactual(flat)
+    with pytest.raises(InvalidInput, match="The tape has 2 epochs, but epochs=3 was requested"):
+        run.influence(query(p), epochs=3)
     with pytest.raises(InvalidInput, match="at least one group"):
         run.counterfactual([])
     with pytest.raises(InvalidInput, match="between 0 and 14; found 15"):

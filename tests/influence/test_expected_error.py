@@ -124,4 +124,5 @@ def test_small_losses_keep_their_digits_and_large_ones_count_at_most_one(record)
     np.testing.assert_allclose(wide, mean / 1e12, rtol=1e-9)
     far = dross.expected_error((p.X_val, p.Y_val + 1e6))
     assert float(run.evaluate(far)) == 1.0
-    assert not run.influence(far).values[p.used].any()
+    with pytest.warns(dross.DrossWarning, match="derivative of the query expected_error is 0"):
+        assert not run.influence(far).values[p.used].any()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import dross
+from dross.estimators import WithoutHessian
 from dross.influence.retrace import retrace
 from tests.oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
 from tests.zoo import ATTENTION_DRAWS_OTHERS, MODELS, OPTIMIZERS, problem
@@ -27,6 +28,7 @@ def query(p):
     return dross.mean_loss((p.X_val, p.Y_val))
 
 
+@pytest.mark.filterwarnings("ignore:All scores are 0")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(record, optimizer):
     p = problem("mlp", optimizer)
@@ -36,6 +38,16 @@ def test_every_optimizer(record, optimizer):
         close(value, literal[name].detach().numpy(), 1e-11)
     scores = run.influence(query(p)).values
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.nanmax(np.abs(scores)))
+
+
+def test_scores_that_are_all_zero_are_explained(record):
+    cause = "do not change with the size of the gradients"
+    for p in (problem("mlp", "lion"), problem("mlp", "sgd", rate=lambda t: 0.0)):
+        run = record(p)
+        name = run.recording.tape.manifest.optimizer.name
+        for ask in (run.influence, lambda q, run=run: WithoutHessian().score(run, q)):
+            with pytest.warns(dross.DrossWarning, match=rf"this run \({name}\) {cause}"):
+                assert not ask(query(p)).values[p.used].any()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])

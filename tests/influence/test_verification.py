@@ -14,7 +14,10 @@ from dross.influence.counterfactual import CounterfactualRuns, SweepCost
 from dross.influence.verify import (
     KENDALL,
     SPEARMAN,
+    _judge,
     affordable_count,
+    choose,
+    compare,
     describe_cost,
     fisher_interval,
 )
@@ -33,17 +36,27 @@ def test_verification(record):
     scores = run.influence(query(p))
     check = run.verify(scores, n=20)
     assert len(check.instances) == 20
-    assert set(scores.most_harmful(5)) | set(scores.most_helpful(5)) <= set(check.instances)
+    assert set(scores.most_harmful(2)) | set(scores.most_helpful(2)) <= set(check.instances)
     np.testing.assert_array_equal(check.estimated, scores.values[check.instances])
     np.testing.assert_allclose(
         check.actual, run.leave_one_out(query(p), check.instances), rtol=1e-12
     )
-    assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
+    assert check.tau > 0.8 and 0 < check.jaccard <= 1
+    sample = check.drawn
+    assert 16 <= sample.sum() < 20
+    tau = stats.kendalltau(check.estimated[sample], check.actual[sample]).statistic
+    assert check.tau == tau and f"of the {sample.sum()} that were drawn at random" in check.sentence
+    tau = stats.kendalltau(check.estimated, check.actual).statistic
+    assert check.tau_of_all == tau and f"{tau:.2f} with the {20 - sample.sum()} most" in (
+        check.sentence
+    )
+    assert "trust the ranking" in run.verify(scores).sentence
     assert list(check.to_frame()) == ["id", "estimated", "actual"]
     with pytest.raises(InvalidInput, match="not ndarray"):
         run.verify(scores.values)
     wrong = replace(scores, values=-scores.values)
     assert "do not act on them" in run.verify(wrong, n=20).sentence
+    assert list(run.verify(scores, [3, 0, 3, 3]).instances) == [3, 0]
     several = run.verify(run.influence(dross.losses((p.X_val, p.Y_val))), [0, 1, 2, 3])
     assert several.actual.shape == (9, 4) and np.isfinite(several.tau)
     last = run.verify(run.influence(query(p), epochs=1), np.arange(12))
@@ -92,7 +105,8 @@ def test_the_default_number_of_instances_follows_the_time(record, monkeypatch):
     slow = SweepCost(training=10.0, each=10.0)
     monkeypatch.setattr(CounterfactualRuns, "measure", lambda self: slow)
     check = run.verify(scores)
-    assert len(check.instances) == 6 and "6 instances are few" in check.sentence
+    assert len(check.instances) == 6 and check.drawn.all()
+    assert "use them to choose" in check.sentence and "Check more instances" in check.sentence
     assert len(run.verify(scores, n=30).instances) == 30
 
 
@@ -121,7 +135,84 @@ def test_intervals_of_rank_correlations_hold_what_they_promise():
             inside += low <= truth <= high
         assert 0.9 <= inside / 400 <= 0.99
     assert fisher_interval(0.5, 4, KENDALL) == (-1.0, 1.0)
+    low, high = fisher_interval(1.0, 6, KENDALL)  # a perfect order of six is no certainty
+    assert 0.5 < low < 0.8 and high == 1.0
     assert np.isnan(fisher_interval(np.nan, 20, KENDALL)).all()
+
+
+def test_extreme_scores_do_not_raise_the_agreement():
+    """Where only the extremes are predicted, the rest are not: tau of a random sample says so."""
+    rng = np.random.default_rng(0)
+    count = 4000
+    truth = rng.normal(size=count) * 0.1
+    truth[:100] += np.repeat([-5.0, 5.0], 50)
+    values = np.where(np.arange(count) < 100, truth, rng.normal(size=count) * 0.1)
+    whole = stats.kendalltau(values, truth).statistic
+    taus, of_all = [], []
+    scores = dross.Scores(values, values[None], dross.mean_loss(()))
+    for seed in range(20):
+        ids, drawn = choose(scores, 64, seed)
+        check = compare(ids, values[ids], truth[ids], drawn)
+        assert len(ids) == 64 and 48 <= drawn.sum() <= 64
+        taus.append(check.tau)
+        of_all.append(check.tau_of_all)
+    assert abs(np.mean(taus) - whole) < 0.06 and np.mean(of_all) > whole + 0.15
+
+
+@pytest.mark.parametrize(
+    ("tau", "interval", "verdict", "limited"),
+    [
+        (0.9, (0.85, 0.95), "trust the ranking", False),
+        (0.9, (0.75, 0.95), "trust the extremes", True),
+        (0.6, (0.4, 0.7), "choose instances to look at", True),
+        (0.7, (-0.1, 0.9), "too few to tell", True),
+        (0.1, (-0.6, 0.7), "too few to tell", True),
+        (0.1, (-0.1, 0.3), "do not describe this run", False),
+    ],
+)
+def test_a_verdict_is_what_the_whole_interval_supports(tau, interval, verdict, limited):
+    found, is_limited = _judge(tau, interval)
+    assert verdict in found and is_limited == limited
+
+
+class TestOwnScores:
+    """Numbers of another method as scores of a run."""
+
+    def test_they_are_compared_like_those_of_a_retrace(self, record):
+        p = problem("mlp", "sgd", count=40, epochs=3)
+        run = record(p)
+        for asked in (query(p), dross.losses((p.X_val, p.Y_val))):
+            expected = run.influence(asked)
+            found = run.scores(torch.from_numpy(expected.values), asked)
+            np.testing.assert_array_equal(found.values, expected.values)
+            np.testing.assert_array_equal(found.query_value, expected.query_value)
+            ids = np.arange(12)
+            assert run.verify(found, ids).tau == run.verify(expected, ids).tau
+            assert run.lds(found, 6).value == run.lds(expected, 6).value
+
+    def test_they_may_be_about_the_last_epochs_alone(self, record):
+        p = problem("mlp", "sgd", count=40, epochs=3)
+        for run in (record(p), record(p, keep=dross.tape.LastEpochs(2))):
+            last = run.influence(query(p), epochs=1)
+            found = run.scores(np.nan_to_num(last.values), query(p), epochs=1)
+            assert found.first_epoch == last.first_epoch == 2
+            expected = run.verify(last, [0, 1, 2, 3])
+            np.testing.assert_array_equal(run.verify(found, [0, 1, 2, 3]).actual, expected.actual)
+
+    def test_refusals(self, record):
+        p = problem("mlp", "sgd")
+        run = record(p)
+        nan = np.full(15, np.nan)
+        for values, asked, sentence in (
+            (np.zeros(14), query(p), r"shape \[15\], not \[14\]: .*15 instances.* one value"),
+            (np.zeros((9, 15)), query(p), r"shape \[15\], not \[9, 15\]"),
+            (np.zeros(15), dross.losses((p.X_val, p.Y_val)), r"shape \[9, 15\], not \[15\]"),
+            (nan, query(p), "finite .* instance 0 is not"),
+            (["a"] * 15, query(p), "values must be numbers"),
+            (np.zeros(15), p.X_val, r"built with dross\.mean_loss"),
+        ):
+            with pytest.raises(InvalidInput, match=sentence):
+                run.scores(values, asked)
 
 
 class TestLinearDatamodelingScore:
@@ -167,6 +258,18 @@ class TestLinearDatamodelingScore:
         expected = run.counterfactual(found.subsets, epochs=1).changes(scores.query)
         np.testing.assert_allclose(found.actual, expected, rtol=1e-9, atol=1e-14)
 
+    def test_truth_of_more_epochs_than_the_scores(self, record):
+        p = problem("mlp", "sgd", count=40, epochs=3)
+        run = record(p)
+        last = run.influence(query(p), epochs=1)
+        found = run.lds(last, subsets=4, epochs=3)
+        expected = run.counterfactual(found.subsets).changes(query(p))
+        np.testing.assert_allclose(found.actual, expected, rtol=1e-9, atol=1e-14)
+        assert abs(found.actual - run.lds(last, subsets=4).actual).max() > 1e-3
+        check = run.verify(last, [0, 3], epochs=3)
+        expected = run.leave_one_out(query(p), [0, 3])
+        np.testing.assert_allclose(check.actual, expected, rtol=1e-9, atol=1e-14)
+
     def test_refusals(self, record):
         p = problem("mlp", "sgd")
         run = record(p)
@@ -194,7 +297,8 @@ def test_a_verification_of_nothing_says_so(record):
     assert some.sentence.startswith("Checked by retraining without each of 3 instances:")
     assert np.isnan(some.actual[3:]).all() and some.interval == (-1.0, 1.0)
     still = record(problem("mlp", "sgd", rate=lambda t: 0.0))
-    assert "cannot be judged" in still.verify(still.influence(query(p)), [0, 1, 2]).sentence
+    zeros = still.scores(np.zeros(15), query(p))
+    assert "cannot be judged" in still.verify(zeros, [0, 1, 2]).sentence
 
 
 @pytest.fixture

@@ -91,6 +91,9 @@ def _describe(value) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
+BATCHES = {"batch_size": None, "epochs": None}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -117,9 +120,11 @@ def _describe(value) -> str:
         ({"loss": constant}, "does not depend on the model's parameters"),
         ({"loss": failing}, "The loss does not accept"),
         ({"loss": None}, "loss must be"),
-        ({"batches": 5}, "batches must be a list"),
-        ({"batches": [[0, [1]]]}, "one-dimensional list of integers"),
-        ({"batches": [[[0, 1], [2, 3]]]}, "one-dimensional list of integers"),
+        (BATCHES | {"batches": 5}, "batches must be a list"),
+        (BATCHES | {"batches": [[0, [1]]]}, "one-dimensional list of integers"),
+        (BATCHES | {"batches": [[[0, 1], [2, 3]]]}, "one-dimensional list of integers"),
+        (BATCHES | {"batches": [[0], [1]], "epochs": 3}, "cannot be divided into 3 epochs"),
+        ({"batches": [[0], [1]]}, "batch_size or batches, not both"),
         ({"lr": "quick"}, "lr must be a number"),
         ({"lr": {"a": 1}}, "lr must be a number"),
         ({"lr": 1j}, "lr must be a number"),

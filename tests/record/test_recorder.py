@@ -12,6 +12,7 @@ from tests.record.user_loops import close, query, recorded_loop, take_step
 from tests.zoo import MODELS, OPTIMIZERS, problem
 
 
+@pytest.mark.filterwarnings("ignore:All scores are 0")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_gives_the_scores_of_train(record, tmp_path, optimizer):
     p = problem("mlp", optimizer)

@@ -267,9 +267,11 @@ def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> Retrai
         seed=job.request.seed,
         progress=job.progress,
     )
+    found = check.verification
     job.say(
-        f"Checked {len(check.verification.instances)} scores by retraining without each instance: "
-        f"Kendall's tau between estimated and true changes is {check.verification.tau:.2f}."
+        f"Checked {len(found.instances)} scores by retraining without each instance: Kendall's tau "
+        f"between estimated and true changes is {found.tau:.2f} for the {found.drawn.sum()} that "
+        "were drawn at random."
     )
     return check
 

@@ -365,5 +365,6 @@ def verify(
     queries = np.sort(shuffled[:_MOST_QUERIES])
     changes = without.changes(losses_of((pair[0][queries], pair[1][queries])))
     actual = without.changes(expected_error(pair, scale=scale))
-    verification = compare(ids, scores[ids], actual)
+    drawn = None if len(ids) == len(scores) else np.isin(ids, sample)
+    verification = compare(ids, scores[ids], actual, drawn)
     return RetrainingCheck(verification, held_out[queries], changes)

@@ -11,6 +11,9 @@ criterion, which has no relation to the size of a change.
                              LiSSA or momentum SGD
     TrainingLoss()           the loss of the instance at the final model
     Random()                 the control
+
+`Run.scores` makes scores of numbers that were computed elsewhere. `Run.verify` and `Run.lds` compare
+them with retraining.
 """
 
 from typing import Protocol

@@ -187,9 +187,8 @@ class InfluenceFunction:
             "converged": residual < _CONVERGED,
             "solver": repr(self.solver),
         }
-        used = recording.used_instances(0, run.steps)
-        by_epoch = np.where(used, values, np.nan)[:, None, :]
-        return Scores.of_query(by_epoch, query, value, step=run.steps, details=details)
+        values = values if value.ndim else values[0]
+        return replace(run.scores(values, query), hessian=True, details=details)
 
 
 class InstanceGradients:

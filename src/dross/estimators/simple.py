@@ -4,20 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..influence.query import Query, as_query
+from ..influence.query import Query
 from ..influence.run import Run
 from ..influence.scores import Scores
 from .inverse_hessian import InstanceGradients
 
 
 def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
-    """Scores of an estimator that returns one number per instance [N], whatever the epoch.
+    """Scores of an estimator that returns one number per instance [N], whatever the query.
 
-    They are nan where the run never used the instance.
+    They are the same for each value of the query, and nan where the run never used the instance.
     """
-    used = run.recording.used_instances(0, run.steps)
-    values = np.where(used, values.astype(np.float64), np.nan)
-    return Scores(values, values[None], query=query, step=run.steps, hessian=False)
+    shape = (*run.evaluate(query).shape, len(run))
+    return run.scores(np.broadcast_to(values, shape), query)
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class TrainingLoss:
         """Score every training instance by minus its loss at the final model."""
         state = run.recording.state_at(run.steps)
         gradients = InstanceGradients(run.recording, state, penalty=False)
-        return as_scores(run, as_query(query), -gradients.losses())
+        return as_scores(run, query, -gradients.losses())
 
 
 @dataclass(frozen=True)
@@ -47,4 +46,4 @@ class Random:
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance by a normal random number."""
         values = np.random.default_rng(self.seed).standard_normal(len(run))
-        return as_scores(run, as_query(query), values)
+        return as_scores(run, query, values)

@@ -142,6 +142,7 @@ def counterfactual(
     steps: StepRange,
     removal: Removal,
     options: SweepOptions,
+    weights: str = MODEL,
 ) -> Counterfactual:
     """The models without each group of instances.
 
@@ -151,13 +152,18 @@ def counterfactual(
         steps: those from which the groups are removed.
         removal: how.
         options: how to compute them.
+        weights: as for `Recording.model`.
     """
-    if not isinstance(groups, Iterable):
-        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
+    groups = list(groups) if isinstance(groups, Iterable) else groups
+    if not isinstance(groups, list) or any(np.ndim(group) == 0 for group in groups):
+        raise InvalidInput(
+            f"groups must be a list with one list of ids per run, not {groups!r:.60}. For one run "
+            "without all of these instances, pass [ids]."
+        )
     checked = [np.unique(recording.instances.check_ids(group, "Ids to remove")) for group in groups]
     if not checked:
         raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
-    runs = CounterfactualRuns(recording, steps, removal, options.progress)
+    runs = CounterfactualRuns(recording, steps, removal, options.progress, weights)
     if not options.in_pieces:
         return Counterfactual(tuple(checked), recording, tuple(runs.chunks(checked)))
     packed = _sweep(runs.pack, runs.settings, (), checked, options)

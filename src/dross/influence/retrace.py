@@ -12,11 +12,13 @@ which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from ..engine.executor import Executor
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient, sum_over_batches, take_step, vjp_step
 from ..engine.step_stacks import cut_into_stacks, unstack_steps
-from ..errors import Diverged
+from ..errors import Diverged, DrossWarning
 from ..replay.average import MODEL, Average, FinalModel
 from ..replay.recording import Recording
 from ..replay.schedule import choose_steps
@@ -106,6 +108,7 @@ def retrace(
     except NotFinite as found:
         raise _explain(recording, found.step, steps.stop, hessian) from None
 
+    _warn_if_zero(recording, query, by_epoch, float(length.max()))
     growth = ranks.lengths(adjoint.theta) / length.clamp_min(torch.finfo(length.dtype).tiny)
     return Scores.of_query(
         by_epoch,
@@ -116,6 +119,29 @@ def retrace(
         step=steps.stop,
         hessian=hessian,
         details={"adjoint_growth": float(growth.max())},
+    )
+
+
+def _warn_if_zero(recording: Recording, query: Query, by_epoch: np.ndarray, length: float) -> None:
+    """Explain scores that rank nothing.
+
+    length: of the derivative of the query.
+    """
+    used = by_epoch[~np.isnan(by_epoch)]
+    if not used.size or used.any():
+        return
+    cause = f"the derivative of the query {query.name} is 0 at this model"
+    if length > 0:
+        optimizer = recording.tape.manifest.optimizer.name
+        cause = (
+            f"the steps of this run ({optimizer}) do not change with the size of the gradients. "
+            "The optimizer uses only their signs, as Rprop and Lion do, or the learning rate is 0"
+        )
+    warnings.warn(
+        f"All scores are 0 and rank nothing: {cause}. Run.leave_one_out measures the effect of "
+        "removing instances.",
+        DrossWarning,
+        stacklevel=4,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .._checks import check_folder
 from .._progress import announce, report
-from .._text import named_values
+from .._text import named_values, say_count
 from ..data.batch import Augment
 from ..engine.objective import Penalty
 from ..errors import DrossWarning, InvalidInput
@@ -34,7 +34,7 @@ from .margins import mean_margins
 from .plan import RetracePlan, make_plan
 from .query import Query, as_query
 from .retrace import retrace
-from .scores import Scores
+from .scores import Scores, check_values
 from .verify import (
     LinearDatamodelingScore,
     Verification,
@@ -145,7 +145,8 @@ class Run:
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
-            epochs: retrace only this many of the last epochs.
+            epochs: retrace only this many of the last epochs. The scores then estimate the change
+                of the query if the instance had been absent from these epochs only.
             step: take the model after that many steps instead of the last.
             resume: where progress is kept every half minute: a folder, or True for the tape's own.
                 The same call after a crash continues from there and gives the same bits; the file
@@ -259,17 +260,26 @@ class Run:
         *,
         removal: Removal = "loss",
         epochs: int | None = None,
+        step: int | None = None,
+        weights: str = MODEL,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> Counterfactual:
         """Train again without each group of instances.
 
+            run.counterfactual([[3, 5, 8]])          # one run without these three
+            run.counterfactual([[3], [5], [8]])      # three runs, each without one
+
         Arguments:
-            groups: a list with one list of ids per run.
+            groups: a list with one list of ids per run. A run without an empty group is the
+                recorded one.
             removal: "loss" (weight 0 in the loss; what scores differentiate) or "data" (gone from
                 the batch and from BatchNorm's statistics as well; what training on the cleansed
                 data does).
-            epochs: the groups are removed from only this many of the last epochs.
+            epochs: the groups are removed from only this many of the last epochs; by default from
+                all that the tape keeps. The run begins with the recorded model before these.
+            step: take the models after that many steps instead of the last.
+            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
             n_jobs: spread the runs over processes; -1 is one per core. A joblib.parallel_config
                 around the call does the same, over a cluster as well. Every worker opens the tape.
             folder: keep finished runs there; the same call continues with them later.
@@ -278,12 +288,14 @@ class Run:
             The models, one per group.
 
         Raises:
-            InvalidInput: if groups are empty or name instances that do not exist.
+            InvalidInput: if groups is not a list of lists, is empty, or names instances that do
+                not exist.
             Diverged: if a run without its group diverges.
         """
-        steps = choose_steps(self.recording.tape, epochs=epochs)
+        self._warn_of_lost_epochs(epochs)
+        steps = choose_steps(self.recording.tape, epochs=epochs, step=step)
         options = SweepOptions(self.progress, n_jobs, folder)
-        return counterfactual(self.recording, groups, steps, removal, options)
+        return counterfactual(self.recording, groups, steps, removal, options, weights)
 
     def leave_one_out(
         self,
@@ -304,7 +316,8 @@ class Run:
             instances: the ids of K instances; all of them by default.
             step: take the model after that many steps instead of the last.
             weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
-            removal, epochs, n_jobs, folder: as for `counterfactual`.
+            removal, epochs, n_jobs, folder: as for `counterfactual`. `epochs` says from which
+                epochs the instances are removed.
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values; nan if no step of these epochs used
@@ -314,6 +327,7 @@ class Run:
             InvalidInput: if the query does not fit the model, or instances do not exist.
             Diverged: if a run without its instance diverges.
         """
+        self._warn_of_lost_epochs(epochs)
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         return leave_one_out(
             self.recording,
@@ -331,6 +345,7 @@ class Run:
         instances: Any = None,
         n: int | None = None,
         *,
+        epochs: int | None = None,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> Verification:
@@ -341,10 +356,14 @@ class Run:
         The duration is estimated from one step, and printed before the runs begin.
 
         Arguments:
-            scores: of this run. Those of a file were loaded with their query.
-            instances: the ids to check [K]; by default the extremes and a random sample.
+            scores: of this run. Those of a file were loaded with their query; see `scores` for
+                numbers of your own.
+            instances: the ids to check [K]; by default a random sample, of which the correlations
+                are computed, and the most extreme scores, a quarter of all.
             n: how many, where `instances` are not given: by default 64, or as many as take about
                 five times as long as the training, or 20 seconds, and at least six.
+            epochs: from how many of the last epochs the instances are removed; by default from
+                those that the scores were computed from.
             n_jobs, folder: as for `counterfactual`.
 
         Returns:
@@ -353,17 +372,18 @@ class Run:
         Raises:
             InvalidInput: if the scores are of another query or another run.
         """
-        runs = self._runs_of(scores)
+        runs = self._runs_of(scores, epochs)
         cost = runs.measure()
         if instances is None:
-            ids = choose(scores, affordable_count(cost) if n is None else n)
+            ids, drawn = choose(scores, affordable_count(cost) if n is None else n)
         else:
-            ids = self._ids(instances)
+            ids = np.array(list(dict.fromkeys(self._ids(instances).tolist())))  # each once
+            drawn = None
         announce(describe_cost(cost, len(ids), "without one instance"), show=self.progress)
         options = SweepOptions(self.progress, n_jobs, folder)
         asked = (scores.query, ids, runs.steps, runs.removal, options, runs.weights)
         actual = leave_one_out(self.recording, *asked)
-        return compare(ids, scores.values[..., ids], actual)
+        return compare(ids, scores.values[..., ids], actual, drawn)
 
     def lds(
         self,
@@ -372,6 +392,7 @@ class Run:
         *,
         share: float = 0.5,
         seed: int = 0,
+        epochs: int | None = None,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> LinearDatamodelingScore:
@@ -387,10 +408,15 @@ class Run:
 
         Arguments:
             scores: of this run, by `influence` or by an estimator. Those of a file were loaded with
-                their query.
+                their query; see `scores` for numbers of your own.
             subsets: how many.
             share: of the instances that were used, in each subset that is left out.
             seed: of the subsets.
+            epochs: from how many of the last epochs the subsets are removed; by default from those
+                that the scores were computed from. So `influence(query, epochs=1)` is compared with
+                runs that lack the subsets in the last epoch. To compare scores of several methods,
+                pass the same number to each: the number of all epochs is the definition of Park et
+                al.
             n_jobs, folder: as for `counterfactual`.
 
         Returns:
@@ -401,7 +427,7 @@ class Run:
             InvalidInput: if the scores are of another query or another run.
             Diverged: if a run without its subset diverges.
         """
-        runs = self._runs_of(scores)
+        runs = self._runs_of(scores, epochs)
         used = np.flatnonzero(~np.isnan(np.atleast_2d(scores.values)).any(0))
         groups = draw_subsets(used, subsets, share, seed)
         left_out = f"without {len(groups[0]):,} random instances"
@@ -411,12 +437,71 @@ class Run:
         actual = leave_out(self.recording, *asked)
         return compare_subsets(scores, groups, actual)
 
-    def _runs_of(self, scores: Scores) -> CounterfactualRuns:
+    def scores(
+        self,
+        values: Any,
+        query: Query,
+        *,
+        epochs: int | None = None,
+        step: int | None = None,
+        weights: str = MODEL,
+    ) -> Scores:
+        """Scores from numbers of your own, to compare another method with retraining.
+
+            scores = run.scores(my_values, query)       # an estimate of query(without) - query(with)
+            print(run.lds(scores), run.verify(scores))
+
+        Arguments:
+            values: one number per instance [N], or [Q, N] for a query of Q values; the lowest are
+                the ones to remove first. They are replaced by nan where the run did not use the
+                instance.
+            query: whose change they estimate.
+            epochs: they estimate a removal from only this many of the last epochs.
+            step: they are about the model after that many steps instead of the last.
+            weights: "average" if they are about the averaged weights.
+
+        Returns:
+            Scores, for `verify`, `lds`, rankings and files.
+
+        Raises:
+            InvalidInput: if the values have another shape, are not finite, or the query does not
+                fit the model.
+        """
+        steps = choose_steps(self.recording.tape, epochs=epochs, step=step)
+        query_value = self.evaluate(query, step=step, weights=weights)
+        used = self.recording.used_instances(steps.first, steps.stop)
+        checked = check_values(values, query_value.shape, used)
+        return Scores(
+            checked,
+            checked[..., None, :],
+            query,
+            query_value,
+            weights=weights,
+            first_epoch=steps.oldest,
+            step=steps.stop,
+            hessian=False,
+        )
+
+    def _warn_of_lost_epochs(self, epochs: int | None) -> None:
+        """Instances cannot be removed from epochs that the tape does not keep."""
+        tape = self.recording.tape
+        if epochs is None and tape.first > 0:
+            kept = choose_steps(tape).epochs
+            warnings.warn(
+                f"The tape keeps only the last {say_count(kept, 'epoch')}: instances are removed "
+                f"from these, and every run begins with the recorded model after {tape.first} "
+                f"steps. Pass epochs={kept} to avoid this warning.",
+                DrossWarning,
+                stacklevel=3,
+            )
+
+    def _runs_of(self, scores: Scores, epochs: int | None) -> CounterfactualRuns:
         """The counterfactual runs that scores of this run are an estimate of."""
         ask = lambda query: self.evaluate(query, step=scores.step, weights=scores.weights)
         check_scores(scores, len(self), ask)
         newest = choose_steps(self.recording.tape, step=scores.step).newest
-        epochs = newest - scores.first_epoch + 1
+        if epochs is None:
+            epochs = newest - scores.first_epoch + 1
         steps = choose_steps(self.recording.tape, epochs=epochs, step=scores.step)
         return CounterfactualRuns(self.recording, steps, "loss", weights=scores.weights)
 

@@ -33,7 +33,7 @@ class Scores:
     """One number per training instance: the estimated change in a query without it.
 
     With a loss query a negative score means that the loss would fall without the instance: it is
-    harmful. Made by `Run.influence` and by the estimators.
+    harmful. Made by `Run.influence`, by the estimators, and by `Run.scores` from your own numbers.
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
         scores.values                # float64 [N]; np.asarray(scores) is the same
@@ -338,6 +338,34 @@ def describe_growth(growth: float) -> str:
         f"The run magnifies a small change by a factor of {times}, so the scores may or may not "
         "be reliable. Run.verify measures whether they are."
     )
+
+
+def check_values(values: Any, queries: tuple[int, ...], used: np.ndarray) -> np.ndarray:
+    """Numbers of the user as scores: float64, nan where the run did not use the instance.
+
+    Arguments:
+        values: what the user passed.
+        queries: the shape of the query's value, () or (Q,).
+        used: which instances the run used, bool [N].
+    """
+    try:
+        array = np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"values must be numbers, not {values!r:.60}.") from None
+    wanted = (*queries, len(used))
+    if array.shape != wanted:
+        of_query = f"{queries[0]} values" if queries else "one value"
+        raise InvalidInput(
+            f"values must have the shape {list(wanted)}, not {list(array.shape)}: the run has "
+            f"{len(used)} instances, and the query has {of_query}."
+        )
+    bad = used & ~np.isfinite(np.atleast_2d(array)).all(0)
+    if bad.any():
+        raise InvalidInput(
+            f"values must be finite for all instances that the run used, but that of instance "
+            f"{np.flatnonzero(bad)[0]} is not."
+        )
+    return np.where(used, array, np.nan)
 
 
 def _add_epochs(by_epoch: np.ndarray) -> np.ndarray:

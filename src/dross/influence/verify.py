@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     import pandas
 
 _EXTREMES = 10  # the paper's choice: the ten largest and the ten smallest
-KENDALL = (0.437, 4)  # see fisher_interval
-SPEARMAN = (1.06, 3)
+_SHARE_AT_EACH_END = 1 / 8  # of the instances to check: the most harmful, and the most helpful
 _NORMAL_95 = 1.96
-_ALMOST_1 = 1 - 1e-12
 _COUNTS = (64, 48, 32, 24, 16, 12, 8, 6)  # of instances to check
-_FEW = 24  # below, the interval of tau is wider than from 0.5 to 0.85
 _TRAININGS = 5  # a check takes about so many times the training by default,
 _ALWAYS_SECONDS = 20.0  # or as long as that
 _FEWEST_SUBSETS = 4
@@ -42,23 +39,41 @@ _VERDICTS = (
     ),
     (float("-inf"), "the scores do not describe this run; do not act on them"),
 )
+_UNCLEAR = "these are too few to tell whether the scores describe this run; do not act on them yet"
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """What the interval of a rank correlation of K pairs depends on, see `fisher_interval`."""
+
+    scale: float
+    lost: int  # artanh of the correlation has the variance scale / (K - lost)
+    half_step: Callable[[int], float]  # half the difference between 1 and the value below it
+
+
+KENDALL = RankCorrelation(0.437, 4, lambda count: 2 / (count * (count - 1)))
+SPEARMAN = RankCorrelation(1.06, 3, lambda count: 6 / (count * (count**2 - 1)))
 
 
 @dataclass(frozen=True)
 class Verification:
     """Scores beside the true changes of K instances. Made by `Run.verify`.
 
-    Correlations are means over the queries if there are several. They are nan where removing the
-    instances changes nothing.
+    tau, its interval and spearman are computed on the instances that were drawn at random, so that
+    they estimate the agreement over all instances: extreme scores are easier to rank. They are
+    means over the queries if there are several, and nan where removing the instances changes
+    nothing. If the instances were passed to `Run.verify`, all of them count as drawn.
     """
 
     instances: np.ndarray  # int64 [K]: the ids that were checked
     estimated: np.ndarray  # float64 [K], or [Q, K]: their scores
     actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
-    tau: float  # Kendall's: how right the order is
-    interval: tuple[float, float]  # of tau, 95 %: wide where few instances were checked
-    spearman: float  # the correlation of the ranks
-    slope: float  # actual per estimated: 1 is the right size
+    drawn: np.ndarray  # bool [K]: drawn at random; the others were added for their extreme scores
+    tau: float  # Kendall's: how right the order of those drawn is
+    interval: tuple[float, float]  # of tau, 95 %: wide where few instances were drawn
+    tau_of_all: float  # the same with the extremes
+    spearman: float  # the correlation of the ranks of those drawn
+    slope: float  # actual per estimated, of all: 1 is the right size
     jaccard: float  # the overlap of the extremes, 0 to 1
     sentence: str  # what this means for the use of the scores
 
@@ -112,8 +127,8 @@ class Verification:
         return pandas.DataFrame(columns)
 
 
-def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
-    """The ids to check: half of n are the extremes, the others a random sample of the rest.
+def choose(scores: Scores, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The ids to check: a random sample of all that were used, and a few with extreme scores.
 
     Arguments:
         scores: their extremes are the most harmful and the most helpful instances.
@@ -121,23 +136,30 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
         seed: of the sample.
 
     Returns:
-        int64 [n], in ascending order; all that were used if there are no more than n.
+        int64 [n], in ascending order, and bool [n]: which were drawn at random. All that were used
+        if there are no more than n.
     """
     if check_whole(n, "n") < 2:
         raise InvalidInput(f"A verification needs at least 2 instances, not {n}.")
     means = np.atleast_2d(scores.values).mean(0)
     order = np.argsort(means, kind="stable")[: np.count_nonzero(~np.isnan(means))]
-    count = len(order)
-    if n >= count:
-        return np.sort(order)
-    low = order[: n // 4]
-    high = order[count - n // 4 :]
-    rest = np.setdiff1d(order, np.concatenate([low, high]))
-    sample = np.random.default_rng(seed).choice(rest, n - len(low) - len(high), replace=False)
-    return np.sort(np.concatenate([low, high, sample]))
+    if n >= len(order):
+        return np.sort(order), np.ones(len(order), dtype=bool)
+    at_each_end = int(n * _SHARE_AT_EACH_END)
+    extremes = np.concatenate([order[:at_each_end], order[len(order) - at_each_end :]])
+    shuffled = np.random.default_rng(seed).permutation(order)
+    others = np.cumsum(~np.isin(shuffled, extremes))
+    sample = shuffled[: np.searchsorted(others, n - len(extremes)) + 1]  # may contain extremes
+    ids = np.union1d(extremes, sample)
+    return ids, np.isin(ids, sample)
 
 
-def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) -> Verification:
+def compare(
+    instances: np.ndarray,
+    estimated: np.ndarray,
+    actual: np.ndarray,
+    drawn: np.ndarray | None = None,
+) -> Verification:
     """Compare the scores of some instances with the true changes.
 
     Instances that were never used have neither, and do not count.
@@ -146,23 +168,33 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
         instances: their ids [K].
         estimated: their scores [K], or [Q, K].
         actual: the true changes, in the same shape.
+        drawn: which of them are a random sample, bool [K]; all by default.
     """
-    pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
-    columns = zip(*(_correlate(e, a) for e, a in pairs))
-    tau, spearman, slope, jaccard = (float(np.mean(column)) for column in columns)
-    count = int(np.count_nonzero(~np.isnan(np.atleast_2d(actual)).any(0)))
-    interval = fisher_interval(tau, count, KENDALL)
-    return Verification(
+    drawn = np.ones(len(instances), dtype=bool) if drawn is None else drawn
+    tau, spearman, _, _ = _mean_agreement(estimated[..., drawn], actual[..., drawn])
+    tau_of_all, _, slope, jaccard = _mean_agreement(estimated, actual)
+    known = np.isfinite(np.atleast_2d(actual).sum(axis=0))
+    found = Verification(
         instances=instances,
         estimated=estimated,
         actual=actual,
+        drawn=drawn,
         tau=tau,
-        interval=interval,
+        interval=fisher_interval(tau, int((known & drawn).sum()), KENDALL),
+        tau_of_all=tau_of_all,
         spearman=spearman,
         slope=slope,
         jaccard=jaccard,
-        sentence=_sentence(count, tau, interval, slope),
+        sentence="",
     )
+    return replace(found, sentence=_sentence(found, known))
+
+
+def _mean_agreement(estimated: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
+    """Each number of `_correlate`, as a mean over the queries."""
+    pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
+    columns = zip(*(_correlate(e, a) for e, a in pairs))
+    return tuple(float(np.mean(column)) for column in columns)
 
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
@@ -201,27 +233,27 @@ def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXT
     return len(likely & true) / len(likely | true)
 
 
-def fisher_interval(
-    correlation: float, count: int, variance: tuple[float, int]
-) -> tuple[float, float]:
+def fisher_interval(correlation: float, count: int, kind: RankCorrelation) -> tuple[float, float]:
     """The 95 % confidence interval of a rank correlation of `count` pairs, by Fisher's z.
 
     E. C. Fieller, H. O. Hartley, E. S. Pearson, "Tests for rank correlation coefficients", 1957:
-    artanh(tau) has the variance 0.437 / (K - 4), and that of Spearman's rho 1.06 / (K - 3).
+    artanh(tau) has the variance 0.437 / (K - 4), and that of Spearman's rho 1.06 / (K - 3). A
+    correlation of 1, of which artanh is infinite, is taken half a step lower.
 
     Arguments:
         correlation: tau or rho; a mean of several has at most this variance.
         count: K.
-        variance: KENDALL or SPEARMAN.
+        kind: KENDALL or SPEARMAN.
     """
-    scale, lost = variance
     if not np.isfinite(correlation):
         return (np.nan, np.nan)
-    if count <= lost:
+    if count <= kind.lost:
         return (-1.0, 1.0)
-    z = np.arctanh(np.clip(correlation, -_ALMOST_1, _ALMOST_1))
-    reach = _NORMAL_95 * np.sqrt(scale / (count - lost))
-    return (float(np.tanh(z - reach)), float(np.tanh(z + reach)))
+    most = 1 - kind.half_step(count)
+    z = np.arctanh(np.clip(correlation, -most, most))
+    reach = _NORMAL_95 * np.sqrt(kind.scale / (count - kind.lost))
+    low = min(correlation, float(np.tanh(z - reach)))
+    return (low, max(correlation, float(np.tanh(z + reach))))
 
 
 def _say_interval(interval: tuple[float, float]) -> str:
@@ -247,23 +279,46 @@ def describe_cost(cost: SweepCost, count: int, what: str) -> str:
     return f"Retraining {count} times {what}: about {say_duration(seconds)}{times}."
 
 
-def _sentence(count: int, tau: float, interval: tuple[float, float], slope: float) -> str:
+def _sentence(check: Verification, known: np.ndarray) -> str:
+    """What a verification means.
+
+    known: bool [K]: the instances that the run used.
+    """
+    count = int(known.sum())
+    drawn = int((known & check.drawn).sum())
     if count == 0:
         return "The run used none of these instances, so there is nothing to check."
-    checked = f"Checked by retraining without each of {count} instances:"
-    if not np.isfinite(tau):
+    checked = f"Checked by retraining without each of {say_count(count, 'instance')}:"
+    if not np.isfinite(check.tau):
         return f"{checked} their removal has no measurable effect, so the scores cannot be judged."
-    verdict = next(verdict for least, verdict in _VERDICTS if tau >= least)
+    of_sample = ""
+    extremes = ""
+    if drawn < count:
+        of_sample = f" of the {drawn} that were drawn at random"
+        extremes = f"; {check.tau_of_all:.2f} with the {count - drawn} most extreme"
     size = "of about the right size"
-    if not 0.67 <= slope <= 1.5:
-        size = f"off in size (true change = {slope:.2g} x estimate)"
-    few = ""
-    if count < _FEW:
-        few = f" {count} instances are few: pass a larger n for a narrower interval."
+    if not 0.67 <= check.slope <= 1.5:
+        size = f"off in size (true change = {check.slope:.2g} x estimate)"
+    verdict, is_limited = _judge(check.tau, check.interval)
+    more = " Check more instances for a narrower interval." if is_limited else ""
     return (
-        f"{checked} {verdict} (Kendall's tau {tau:.2f}, 95 % confidence interval "
-        f"{_say_interval(interval)}). The estimates are {size}.{few}"
+        f"{checked} {verdict} (Kendall's tau{of_sample} {check.tau:.2f}, 95 % confidence interval "
+        f"{_say_interval(check.interval)}{extremes}). The estimates are {size}.{more}"
     )
+
+
+def _judge(tau: float, interval: tuple[float, float]) -> tuple[str, bool]:
+    """The verdict that the whole interval of tau supports, and whether tau alone has another.
+
+    That scores are wrong needs support, too: it is not said if the interval reaches up to 0.5.
+    """
+    low, high = interval
+    verdict_of = lambda value: next(verdict for least, verdict in _VERDICTS if value >= least)
+    partly = _VERDICTS[-2][0]
+    roughly = _VERDICTS[-3][0]
+    is_unclear = low < partly and (tau >= partly or high >= roughly)
+    verdict = _UNCLEAR if is_unclear else verdict_of(low)
+    return verdict, verdict != verdict_of(tau)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from .._checks import check_count
+from .._text import say_count
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
 from ..engine.binding import TorchBinding
@@ -71,6 +72,8 @@ class BatchPlan:
             epochs = check_epochs(epochs)
         if batch_size is not None:
             batch_size = check_batch_size(batch_size)
+        if batches is not None and batch_size is not None:
+            raise InvalidInput("Pass batch_size or batches, not both: batches has its own sizes.")
         if batches is not None:
             return _from_batches(instances, batches, epochs or 1)
         if epochs is None or batch_size is None:
@@ -98,6 +101,11 @@ def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     steps = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
     if not any(len(ids) for ids in steps):
         raise InvalidInput("batches is empty: there is nothing to train on.")
+    if epochs > len(steps):
+        raise InvalidInput(
+            f"batches has {say_count(len(steps), 'step')}, which cannot be divided into {epochs} "
+            "epochs: it lists the steps of the whole training."
+        )
     cuts = np.array_split(np.arange(len(steps)), epochs)
     parts = [[steps[t] for t in cut] for cut in cuts]
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))

@@ -82,8 +82,9 @@ def train(
         optimizer: of torch.optim.
         path: the folder that the run is recorded in.
         epochs, batch_size: how long to train, and on how many instances at a time.
-        batches: a list with the ids of every step. By default they are drawn from `seed`, in a new
-            order each epoch.
+        batches: a list with the ids of every step of the whole training; `epochs` then only divides
+            this list into that many parts (1 by default), and batch_size is left out. Without
+            batches, they are drawn from `seed`, in a new order each epoch.
         lr: the learning rate: a number, one per step [T] (or per step and parameter group [T, G]),
             a function of the step (from 0), or a torch scheduler, which is stepped once per
             training step. By default that of the optimizer.

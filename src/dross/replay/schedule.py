@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from .._checks import check_whole
+from .._text import say_count
 from ..errors import InvalidInput
 from ..tape.reader import Tape
 
@@ -131,12 +132,11 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
     oldest = tape.entries[0].epochs[0]
     if epochs is None:
         return (oldest, newest)
-    if tape.first > 0 and newest - epochs + 1 < oldest:
-        kept = newest - oldest + 1
-        raise InvalidInput(
-            f"The tape keeps only the last {kept} epochs, but {epochs} were requested."
-        )
-    return (max(oldest, newest - epochs + 1), newest)
+    if newest - epochs + 1 < oldest:
+        kept = say_count(newest - oldest + 1, "epoch")
+        has = f"keeps only the last {kept}" if tape.first > 0 else f"has {kept}"
+        raise InvalidInput(f"The tape {has}, but epochs={epochs} was requested.")
+    return (newest - epochs + 1, newest)
 
 
 def start_of_epoch(tape: Tape, epoch: int) -> int:
