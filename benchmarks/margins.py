@@ -36,7 +36,9 @@ def flip(labels: np.ndarray, share: float, noise: str, rng: np.random.Generator)
     return flipped
 
 
-def measure(network: str, noise: str, epochs: int, count: int, seed: int) -> dict[str, float]:
+def measure(
+    network: str, noise: str, epochs: int, *, momentum: float, count: int, seed: int
+) -> dict[str, float]:
     """The area under the ROC curve of each measure, and what it took in seconds."""
     rng = np.random.default_rng(seed)
     images, given = load("mnist").train
@@ -47,7 +49,7 @@ def measure(network: str, noise: str, epochs: int, count: int, seed: int) -> dic
     labels = torch.from_numpy(y)
     torch.manual_seed(seed)
     model = build(network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
 
@@ -81,14 +83,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--momentum", type=float, default=0.9)
     given = parser.parse_args()
     print("| network | flipped to | epochs | margins | training loss | scores | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for network in ("mlp", "cnn"):
         for noise in ("random", "next class"):
             for epochs in (5, 20):
+                options = {"momentum": given.momentum, "count": given.count}
                 rows = [
-                    measure(network, noise, epochs, given.count, seed)
+                    measure(network, noise, epochs, **options, seed=seed)
                     for seed in range(given.seeds)
                 ]
                 mean = {name: np.mean([row[name] for row in rows]) for name in rows[0]}

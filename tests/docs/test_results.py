@@ -1,10 +1,11 @@
 """The tables of results: open to a method in one file, and merged row by row."""
 
+import re
 import sys
 
 import pytest
 
-from tests.docs.blocks import ROOT, read_blocks
+from tests.docs.blocks import ROOT, list_pages, read_blocks
 
 
 @pytest.fixture
@@ -49,3 +50,33 @@ def test_rows_are_merged_by_their_keys(tmp_path):
     new = [{"model": "b", "method": "one", "x": 3}, {"model": "b", "method": "two"}]
     merge_rows(path, new, ("model", "method"))
     assert path.read_text() == "model,method,x\na,one,1\nb,one,3\nb,two,\n"
+
+
+def test_intervals_of_the_outcome_do_not_depend_on_the_order_of_the_cases():
+    from benchmarks.outcome import summary
+
+    lines = summary.read(ROOT / "docs/results/outcome.csv")
+    page = (ROOT / "docs/results/outcome.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| dross | 0.82 [")]
+    for each in (lines, lines[::-1]):
+        cases = summary.by_case(each)
+        cells = [
+            summary._cell(summary.select(cases, situation), "dross", interval=True)
+            for situation in summary.SITUATIONS
+        ]
+        assert row == f"| dross | {' | '.join(cells)} |"
+    low, high = (f"{100 * float(end):.0f}" for end in row.split("[")[1].split("]")[0].split(", "))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{low} to {high} % for the first figure" in readme
+
+
+def test_commands_of_a_checkout_say_where_dross_is():
+    """`benchmarks` and `experiments` are not installed; without src they use another dross."""
+    command = re.compile(r"python (?:-m (?:benchmarks|experiments)\b|experiments/|docs/figures/)")
+    for page in list_pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for block in read_blocks(page):
+            if command.search(block.code):
+                assert block.code.startswith("export PYTHONPATH=src") or "pip install" in block.code
+        inline = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        assert not re.search(rf"`{command.pattern}", inline), page
