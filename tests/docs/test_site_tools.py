@@ -4,6 +4,7 @@ import re
 
 import pytest
 import yaml
+from docs.tools import reference
 from docs.tools.repository import rewrite_links
 
 import dross
@@ -14,6 +15,20 @@ def test_every_public_name_is_on_a_page_of_the_reference():
     pages = (ROOT / "docs" / "reference").glob("*.md")
     shown = {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)}
     assert not [name for name in dross.__all__ if f"dross.{name}" not in shown]
+
+
+@pytest.mark.parametrize("page", reference.list_pages(), ids=lambda page: page.stem)
+def test_the_lists_of_the_reference_are_as_the_docstrings(page):
+    """`python docs/tools/reference.py` writes them again."""
+    if page.stem == "integrations":
+        for library in ("transformers", "lightning", "skorch"):
+            pytest.importorskip(library, reason=f"{library} is not installed")
+    text = page.read_text("utf-8")
+    assert reference.with_list(text) == text
+    listed = re.findall(r"^- `(\S+?)[`(].*?: (.+)$", text, re.M)
+    assert listed and all(sentence.endswith(".") for _, sentence in listed)
+    names = re.findall(r"^::: (\S+)", text, re.M)
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
