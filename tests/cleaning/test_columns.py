@@ -129,3 +129,62 @@ def test_the_inputs_of_columns_of_one_kind(kind):
     content = pandas.DataFrame({"a": ["1", "2"] * 20, "b": ["3", "4", "5", "5"] * 10})
     encoder = TableEncoder(content, [Column("a", kind), Column("b", kind)])
     assert len(encoder.column_of_input) == encoder(content).shape[1]
+
+
+def test_numbers_that_name_things_are_not_learned_as_amounts():
+    rng = np.random.default_rng(0)
+    content = pandas.DataFrame(
+        {
+            "Kundennummer": rng.permutation(100) + 40_000,
+            "orderId": rng.permutation(100) * 7,
+            "PLZ": np.resize([10115, 80331, 50667], 100),
+            "zip_code": np.resize([94110, 10001], 100),
+            "plant": np.resize(["001", "014", "120"], 100),
+            "number_of_rooms": np.arange(100) % 9,
+            "atomic number": np.arange(100) % 20,
+            "bmi index": rng.permutation(100) / 3,
+            "valid": rng.permutation(100),  # a word that ends in id
+        }
+    ).astype(str)
+    kinds = {column.name: column.kind for column in infer_columns(content, {})}
+    assert kinds == {
+        "Kundennummer": "ignore",
+        "orderId": "ignore",
+        "PLZ": "category",
+        "zip_code": "category",
+        "plant": "category",
+        "number_of_rooms": "number",
+        "atomic number": "number",
+        "bmi index": "number",
+        "valid": "number",
+    }
+    said = " ".join(describe_columns(infer_columns(content, {})))
+    assert "`columns={'PLZ': 'number'}`" in said and "numbers such as 001 are codes" in said
+    as_number = infer_columns(content, {"PLZ": "number"})
+    assert as_number[2].kind == "number"
+
+
+@pytest.mark.parametrize("part", ["A-{:04}", "{:04}-12", "T{:04}", "{:02}-1999-7", "MAR-{:04}"])
+def test_part_numbers_are_no_dates(part):
+    cells = pandas.Series([part.format(k + 1) for k in range(100)], dtype=object)
+    (column,) = infer_columns(pandas.DataFrame({"Teilenummer": cells}), {})
+    assert column.kind == "ignore" and "like names or identifiers" in column.why
+    if not part.startswith("MAR"):  # a month, without a name that says otherwise
+        (column,) = infer_columns(pandas.DataFrame({"part": cells}), {})
+        assert column.kind == "ignore"
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "2024-{m:02}-{d:02}",
+        "{d}.{m}.2024",
+        "{m}/{d}/24",
+        "2024-{m:02}-{d:02}T10:00:00Z",
+        "{d} March 2024",
+    ],
+)
+def test_dates_are_dates(date):
+    cells = [date.format(d=k % 28 + 1, m=k % 12 + 1) for k in range(100)]
+    (column,) = infer_columns(pandas.DataFrame({"when": cells}, dtype=object), {})
+    assert column.kind == "date"

@@ -33,7 +33,7 @@ def test_what_is_inferred_from_awkward_tables(tmp_path):
     prepared = load.prepare(load.Request(str(path), "kind"))
     kinds = {column.name: column.kind for column in prepared.columns}
     assert kinds == {
-        "id": "number",
+        "id": "ignore",
         "all missing": "ignore",
         "mostly numbers": "number",
         "day": "date",

@@ -154,3 +154,39 @@ def test_a_new_label_is_quoted_where_it_has_to_be(tmp_path):
         raw = "y,x\né,1\n".encode("cp1252")
         relabelled = RowEdits(relabelled={2: "đ"})
         copy_table(raw, tmp_path / "t.csv", ".csv", "y", relabelled, Reading())
+
+
+def test_decimal_commas_are_read_and_kept(tmp_path):
+    """They are numbers for the models, and stay commas in the copy, also in a new label."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(0, 2000, size=(60, 2)).round(2)
+    write = lambda number: f"{number:,.2f}".translate(str.maketrans(".,", ",."))
+    rows = [f"{write(a)};{k % 3},25;{write(b)}" for k, (a, b) in enumerate(numbers)]
+    path = tmp_path / "t.csv"
+    text = "\n".join(["preis;faktor;y", *rows, ""])
+    path.write_text(text)
+    data = prepare(Request(str(path), "y"))
+    assert [column.kind for column in data.columns] == ["number", "number"]
+    assert data.source.labels.tolist() == numbers[:, 1].tolist()
+    assert "in: preis, faktor, y." in " ".join(data.notes)
+    copy = copy_file(path, ".csv", "y", RowEdits({3}, {2: "12.5"}))[0].decode()
+    lines = text.splitlines()
+    assert copy.splitlines() == [lines[0], lines[1].rpartition(";")[0] + ";12,5", *lines[3:]]
+    loaded = FORMATS[".csv"].load(copy.encode(), Reading())
+    assert loaded["y"].iloc[0] == 12.5 and loaded["preis"].dtype == float
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("a;y\n1,234;2\n5,678;3\n", "1,234"),  # thousands, for all that is known
+        ("a;y\n1,234;2,5\n5,678;3,5\n", "1.234"),
+        ("a;y\n1,5 kg;2\n2,5 kg;3\n", "1,5 kg"),
+        ('a,y\n"1,5",2\n"2,5",3\n', "1,5"),
+    ],
+)
+def test_commas_are_decimal_only_where_the_file_shows_it(tmp_path, text, read):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    frame, _ = FORMATS[".csv"].read(path.read_bytes(), path, Reading())
+    assert frame["a"].iloc[0] == read

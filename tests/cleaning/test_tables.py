@@ -126,6 +126,14 @@ def test_a_separator_can_be_said(tmp_path):
     assert len(prepare(Request(str(tmp_path / "t.csv"), "kind", separator="^")).source) == ROWS
 
 
+def test_a_separator_that_the_file_does_not_have_is_named(tmp_path):
+    rows = "".join(f"{k},5;{k};{'ab'[k % 2]}\n" for k in range(40))
+    (tmp_path / "t.csv").write_text(f"size;other;kind\n{rows}")
+    with pytest.raises(InvalidInput, match=r"separated by ';'.*pass `separator=';'`"):
+        prepare(Request(str(tmp_path / "t.csv"), "kind", separator=","))
+    assert len(prepare(Request(str(tmp_path / "t.csv"), "kind", separator=";")).source) == 40
+
+
 def test_numbers_are_those_that_other_programs_read(tmp_path):
     cells = [f"{k}_000" for k in range(ROWS)]
     path = write_csv(tmp_path / "t.csv", "x,z,kind", cells, numbers(), kinds("a", "b"))

@@ -12,12 +12,16 @@ from itertools import chain
 import pandas
 
 from ..errors import InvalidInput
-from .modality import Frame
+from .modality import Frame, Series
 
 _SEPARATORS = ",;\t|"
 _SAMPLE = 65536  # characters
 _SAMPLE_RECORDS = 50
 _DECLARED = re.compile(r"sep=([^\r\n])\r?\n", re.IGNORECASE)
+_NEARLY_ALL = 0.95  # of the cells of a column
+_WITH_COMMA = re.compile(r"\s*[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)(?:,\d+)?(?:[eE][+-]?\d+)?\s*")
+_SURELY_DECIMAL = re.compile(r",(?!\d{3}\s*$)|\.\d{3},")  # 3,14 or 1.234,567, but not 1,234
+_GROUPED = re.compile(r"\d[.,]\d")
 _END = "\x1ethe end\x1e"  # a record after the last of the file: an open quote swallows it
 # Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
 _WINDOWS = {
@@ -186,6 +190,43 @@ def parse_csv(
         rows[line] = row + [""] * (len(names) - len(row))
     table = pandas.DataFrame(list(rows.values()), index=list(rows), columns=names, dtype=object)
     return table, short
+
+
+def has_decimal_comma(cell: str) -> bool:
+    """Whether a cell is a number with a decimal comma."""
+    return "," in cell and _WITH_COMMA.fullmatch(cell) is not None
+
+
+def read_decimal_commas(frame: Frame, separator: str) -> list[str]:
+    """Write numbers with decimal commas with points, in place; the names of their columns.
+
+    Only in files that do not separate cells by commas. Where every comma of a column precedes three
+    digits, as in 1,234, it is read as a decimal comma only if another column shows that the file
+    has these.
+    """
+    if separator == ",":
+        return []
+    written = [
+        place for place in range(frame.shape[1]) if _are_written_with_commas(frame.iloc[:, place])
+    ]
+    is_sure = any(
+        frame.iloc[:, place].str.contains(_SURELY_DECIMAL, regex=True).any() for place in written
+    )
+    if not is_sure:
+        return []
+    for place in written:
+        cells = frame.iloc[:, place]
+        numbers = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+        is_number = cells.str.fullmatch(_WITH_COMMA)
+        frame.isetitem(place, cells.where(~is_number, numbers.str.strip()))
+    return [str(frame.columns[place]).strip() for place in written]
+
+
+def _are_written_with_commas(cells: Series) -> bool:
+    filled = cells[cells.str.strip() != ""]
+    if not filled.str.contains(_GROUPED, regex=True).any():
+        return False
+    return bool(filled.str.fullmatch(_WITH_COMMA).mean() >= _NEARLY_ALL)
 
 
 def encode_csv(frame: Frame, separator: str = ",") -> bytes:

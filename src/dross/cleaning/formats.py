@@ -30,7 +30,9 @@ from .csv_text import (
     decode_text,
     encode_csv,
     guess_separator,
+    has_decimal_comma,
     parse_csv,
+    read_decimal_commas,
 )
 from .files import (
     ARROW,
@@ -46,6 +48,8 @@ from .files import (
 )
 from .modality import Frame, RowEdits, Series
 from .task import read_number
+
+_NAMED = 5  # columns in a note
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,11 @@ class _TextFormat(TableFormat):
         text, _, notes = decode_text(raw, path.name)
         separator = _find_separator(text, reading)
         frame, short = parse_csv(text, separator, path.name, verbatim=verbatim)
+        if not verbatim and (with_commas := read_decimal_commas(frame, separator)):
+            notes.append(
+                f"Decimal commas are read as decimal points, and dots between digits as "
+                f"separators of thousands, in: {_name_some(with_commas)}."
+            )
         if separator != ",":
             shown = "a tab" if separator == "\t" else repr(separator)
             notes.append(f"Columns are separated by {shown}.")
@@ -175,7 +184,9 @@ class _TextFormat(TableFormat):
 
     def load(self, raw: bytes, reading: Reading) -> Frame:
         text = decode_text(raw, "the copy")[0]
-        frame, _ = parse_csv(text, _find_separator(text, reading), "the copy", verbatim=True)
+        separator = _find_separator(text, reading)
+        frame, _ = parse_csv(text, separator, "the copy", verbatim=True)
+        read_decimal_commas(frame, separator)
         return pandas.read_csv(io.BytesIO(encode_csv(frame)))
 
     def copy(self, raw: bytes, path: Place, reading: Reading, edits: TableEdits) -> bytes | None:
@@ -189,9 +200,22 @@ class _TextFormat(TableFormat):
 
 
 def _find_separator(text: str, reading: Reading) -> str:
+    guessed = guess_separator(text)
     if reading.separator is None:
-        return guess_separator(text)
-    return check_separator(reading.separator)
+        return guessed
+    separator = check_separator(reading.separator)
+    names = next((line for line in text.splitlines() if line.strip()), "")
+    if separator not in names and guessed in names:
+        shown = "tab" if guessed == "\t" else guessed
+        raise InvalidInput(
+            f"The first line has no {separator!r}: {names[:60]!r}. The cells seem to be separated by "
+            f"{guessed!r}. Leave out `separator`, or pass `separator={shown!r}`."
+        )
+    return separator
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (" ..." if len(names) > _NAMED else "")
 
 
 def _encode(text: str, encoding: Encoding) -> bytes:
@@ -742,10 +766,13 @@ def _relabel(shown: Series, values: list[Any], new: Mapping[int, str]) -> dict[i
     """
     known = {str(label).strip(): value for label, value in zip(shown, values)}
     numeric = all(read_number(name) is not None for name in known if name)
+    with_commas = any(map(has_decimal_comma, known))
     changed: dict[int, Any] = {}
     for place, label in new.items():
         old = values[place]
-        if isinstance(old, str) and (label in known or not numeric):
+        if with_commas and label not in known and read_number(label) is not None:
+            changed[place] = label.replace(".", ",")
+        elif isinstance(old, str) and (label in known or not numeric):
             changed[place] = label
         elif label in known:
             changed[place] = known[label]

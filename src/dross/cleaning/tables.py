@@ -1,5 +1,6 @@
 """Tables: their cells, the kinds of their columns, and their encoding for a model."""
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -163,7 +164,18 @@ _STYLED_NUMBER = (
 )
 _WORDS_OF_PROSE = 4  # in a cell, on average
 _CATEGORY = "category: "  # before the name of an encoded column
-_IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
+_ROW_NUMBERS = ("index", "unnamed: 0", "row", "key")  # whole names
+_IDENTIFIER = re.compile(
+    r"ids?|[ug]uid|no|nr|number|kennung|\w*nummer|\w+nr"
+)  # last words of names
+_POSTCODE = re.compile(r"plz|zip|zip ?code|post(al)? ?code|postleitzahl")
+_LEADING_ZEROS = re.compile(r"0\d+")
+_DATE = re.compile(
+    r"\s*(?:(?:1[5-9]|2\d)\d\d[-/.]\d{1,2}(?:[-/.]\d{1,2})?(?:[T ].*)?"  # 2024-01-31
+    r"|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})(?:[T ,].*)?"  # 31.1.2024
+    r"|(?=.*\d)(?:.*[\d\W_])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[\d\W_].*)\s*",
+    re.IGNORECASE,
+)
 _SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
 LARGEST_INPUT = 8  # deviations; one outlier must not end the training
 
@@ -187,14 +199,20 @@ def _infer_column(name: str, column: Series) -> Column:
     distinct = cells.nunique()
     if distinct == 1 and len(cells) == len(column):
         return Column(name, "ignore", f"every cell is '{cells.iloc[0]}'")
-    numeric = parse_finite(cells).notna().mean()
+    numbers = parse_finite(cells)
+    numeric = numbers.notna().mean()
+    if numeric == 1.0 and (code := _recognize_code(name, cells, numbers, distinct)):
+        return code
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
-        if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
-            return Column(name, "ignore", "a different number in every row, like an identifier")
         why = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
         return Column(name, "number", "" if numeric == 1.0 else why)
     is_styled = _are_styled_numbers(cells)
-    if not is_styled and _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
+    is_identifier = _IDENTIFIER.fullmatch(_last_word(name)) is not None
+    if (
+        not (is_styled or is_identifier)
+        and _are_dates(cells.head(_DATES_TRIED))
+        and _are_dates(cells)
+    ):
         return Column(name, "date")
     if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
         return Column(name, "category")
@@ -204,6 +222,35 @@ def _infer_column(name: str, column: Series) -> Column:
         return Column(name, "ignore", why)
     what = "" if is_prose(column) else ", like names or identifiers"
     return Column(name, "ignore", f"{distinct:,} different texts{what}")
+
+
+def _recognize_code(name: str, cells: Series, numbers: Series, distinct: int) -> Column | None:
+    """A column whose numbers name things; None if they measure something."""
+    if not (numbers == numbers.round()).all():
+        return None
+    change = f"To change this, pass `columns={{{name!r}: 'number'}}`"
+    if name.strip().lower() in _ROW_NUMBERS and distinct == len(cells):
+        return Column(name, "ignore", "a different number in every row, like an identifier")
+    if _IDENTIFIER.fullmatch(_last_word(name)) and distinct > len(cells) / 2:
+        why = f"its numbers identify rows, as its name says. {change}"
+        return Column(name, "ignore", why)
+    if _POSTCODE.fullmatch(" ".join(_words(name))):
+        return Column(name, "category", f"postcodes are codes, not amounts. {change}")
+    texts = as_text(cells)
+    if texts.str.fullmatch(_LEADING_ZEROS).any() and texts.str.len().nunique() == 1:
+        example = texts[texts.str.startswith("0")].iloc[0]
+        return Column(name, "category", f"numbers such as {example} are codes. {change}")
+    return None
+
+
+def _words(name: str) -> list[str]:
+    """The words of a column name in small letters: ["customer", "id"] of customerId."""
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    return [word.lower() for word in re.split(r"[\W\d_]+", apart) if word]
+
+
+def _last_word(name: str) -> str:
+    return next(reversed(_words(name)), "")
 
 
 def _are_styled_numbers(cells: Series) -> bool:
@@ -228,7 +275,11 @@ def _to_dates(cells: Series) -> Series:
 
 
 def _are_dates(cells: Series) -> bool:
-    return _to_dates(cells).notna().mean() >= _NEARLY_ALL
+    if cells.dtype.kind == "M":
+        return True
+    # pandas takes part numbers such as A-1234 for dates
+    looks = as_text(cells).str.fullmatch(_DATE).mean() >= _NEARLY_ALL
+    return bool(looks) and _to_dates(cells).notna().mean() >= _NEARLY_ALL
 
 
 def describe_columns(columns: list[Column]) -> list[str]:
