@@ -156,6 +156,50 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     assert scores.by_epoch.shape == (4, 11) and np.isfinite(scores.values).all()
 
 
+def test_a_run_continues_from_a_checkpoint_within_an_epoch(tmp_path):
+    """Lightning then draws a new order for the rest of the epoch, and that is what is recorded."""
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "kept", every_n_train_steps=6, save_top_k=-1, filename="{step}"
+    )
+    options = {"enable_checkpointing": True}
+    keep = dross.tape.Checkpoints(every=100)
+    first = DrossCallback(path=tmp_path / "tape", keep=keep)
+    fit(Classifier(), (X, Y), [first, saving], max_epochs=2, **options)
+    before = [first.recorded_run().recording.tape.step(t).ids.tolist() for t in range(8)]
+    second = DrossCallback(path=tmp_path / "tape", keep=keep)
+    middle = str(tmp_path / "kept" / "step=6.ckpt")
+    fit(Classifier(), (X, Y), [second], max_epochs=3, ckpt_path=middle)
+    run = second.recorded_run()
+    after = [run.recording.tape.step(t).ids.tolist() for t in range(run.steps)]
+    assert len(after) == 12 and after[:6] == before[:6] and after[6:8] != before[6:]
+    # the end of every replay is compared with the tape
+    validation = DataLoader(TensorDataset(X_VAL, Y_VAL), batch_size=4)
+    assert np.isfinite(run.influence(second.loss_of(validation)).values).all()
+
+
+class Unnamed(lightning.LightningModule):
+    """The second argument of its training_step has a name of its own, as Lightning allows."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3).double()
+
+    def training_step(self, batch, number):
+        losses = F.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+        return {"loss": losses.mean(), "losses": losses}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_training_step_with_other_names(tmp_path):
+    callback = DrossCallback(path=tmp_path / "tape")
+    trained = Unnamed()
+    trained.forward = trained.net.forward
+    fit(trained, (X, Y), [callback])
+    assert callback.recorded_run().steps == 8
+
+
 class TestRefusals:
     """Each with a sentence, at the first batch."""
 

@@ -8,7 +8,6 @@ trainer.fit(module, train_loader)
 scores = dross_callback.recorded_run().influence(dross_callback.loss_of(validation_loader))
 """
 
-import inspect
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from .._extras import install_command
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities import GradClipAlgorithmType
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 except ImportError as error:
     raise ImportError(
         f"dross.integrations.lightning needs lightning: {install_command('lightning')}."
@@ -324,7 +324,8 @@ class TrainingStep(nn.Module):
         """training_step of the batch; nothing is logged."""
         module: Any = self.__dict__["_module"]
         step: Any = type(module).training_step
-        arguments = (batch, 0) if "batch_idx" in inspect.signature(step).parameters else (batch,)
+        takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+        arguments = (batch, 0) if takes_index else (batch,)
         quiet = dict.fromkeys(("log", "log_dict"), lambda *args, **kwargs: None)
         module.__dict__.update(quiet)
         try:
