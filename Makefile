@@ -10,6 +10,7 @@
 # make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
 # make paper    the paper's Table 1 and a small form of its Section 7.2, into runs/
 # make tutorials   runs the tutorials and writes their output into their pages, some minutes
+# make reference   writes the lists at the top of the reference pages
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +20,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo paper test test-slow check fuzz clusters package oldest docs docs-serve tutorials browser clean
+.PHONY: demo paper test test-slow check fuzz clusters package oldest docs docs-serve reference tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +84,9 @@ docs: $(VENV)/docs-installed
 
 docs-serve: $(VENV)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+reference: $(VENV)/installed
+	$(BIN)/python docs/tools/reference.py
 
 tutorials: $(VENV)/installed
 	$(BIN)/python docs/tools/tutorials.py
