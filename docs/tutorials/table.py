@@ -29,7 +29,7 @@ print(len(frame), "rows,", wrong.sum(), "labels are wrong")
 # every row, and compares each plan with changing nothing, on held-out rows.
 #
 # The labels of the held-out rows are as noisy as the others. Plans are chosen by the *noise-aware*
-# figures, which take this into account. The plain figures treat every given label as right, and
+# figures, which take this into account. The plain figures treat every given label as correct, and
 # therefore penalize a model that confidently predicts the true class.
 project = dross.clean(
     "tumors.csv", "diagnosis", labels="annotated", out="runs/tumors", progress=False

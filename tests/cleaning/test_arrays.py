@@ -232,9 +232,7 @@ def test_what_cannot_be_used_is_said(x, y, said, tmp_path):
 
 def test_files_and_data_are_not_mixed(tmp_path):
     FRAME.assign(kind=KINDS).to_csv(tmp_path / "t.csv")
-    with pytest.raises(
-        InvalidInput, match="label is a ndarray, but the data were passed as a path"
-    ):
+    with pytest.raises(InvalidInput, match="label is a ndarray, but the data was passed as a path"):
         dross.clean(tmp_path / "t.csv", KINDS, out=tmp_path / "run")
     with pytest.raises(InvalidInput, match="test is a DataFrame"):
         dross.clean(tmp_path / "t.csv", "kind", test=FRAME, out=tmp_path / "run")

@@ -122,7 +122,7 @@ def test_too_few_labels_and_labels_of_other_data_are_refused(cleaned, again):
         again()
     cleaned.decisions.undo()
     cleaned.decisions.record({3: ("relabel", "oak")}, part="validation")
-    with pytest.raises(InvalidInput, match="not a class in these data"):
+    with pytest.raises(InvalidInput, match="not a class in this data"):
         again()
 
 

@@ -93,9 +93,9 @@ def test_the_current_folder_is_not_searched_first_afterwards(tmp_path):
 def test_labels_that_are_no_classes_are_refused(album):
     for label in ("../../x", "/tmp/x", "bird", ""):
         Project.open(album).decisions.record({5: ("relabel", label)})
-        with pytest.raises(InvalidInput, match="not a class in these data"):
+        with pytest.raises(InvalidInput, match="not a class in this data"):
             dross.export(album, album.parent / "copy")
-        with pytest.raises(InvalidInput, match="not a class in these data"):
+        with pytest.raises(InvalidInput, match="not a class in this data"):
             dross.judge(album, decisions=True, seeds=2, progress=False)
 
 

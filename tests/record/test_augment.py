@@ -51,7 +51,10 @@ REFUSED = {
     "numpy": (lambda x, g: x + float(np.random.rand()), "draws random numbers from numpy.random"),
     "random": (lambda x, g: x.flip(0) if random.random() < 0.5 else x, "numbers from random, not"),
     "rare": (rare, "draws random numbers from torch's global generator, not from the generator"),
-    "own": (lambda x, g: x + float(NUMPY.random()), "returns other inputs when it is called again"),
+    "own": (
+        lambda x, g: x + float(NUMPY.random()),
+        "returns different inputs when it is called again",
+    ),
     "arguments": (lambda x: x, r"takes \(x\), but dross calls augment\(x, generator\)"),
     "fails": (lambda x, g: x @ x, r"augment\(x, generator\) failed on the first batch"),
     "nothing": (lambda x, g: None, "returned None: it must return the inputs"),

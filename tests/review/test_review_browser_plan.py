@@ -103,7 +103,7 @@ def test_the_other_plans_are_a_figure_and_a_table(browser, tmp_path):
         assert "wrong-50 (recommended)" in table and "-1.1 points (-1.4 to -0.8)" in table
         assert "remove 10" in table and "+0.4 points (+0.1 to +0.7)" in table
         assert "plain" not in table
-        assert "counts every label as right" in page.text_content("#plans-body")
+        assert "counts every label as correct" in page.text_content("#plans-body")
         assert "rows whose label is more than 90 % likely to be wrong" in table
         page.keyboard.press("Escape")
         page.click("#plan summary")

@@ -58,7 +58,7 @@ def test_the_effect_has_a_direction_and_a_size():
     disputed, because, *_ = describe(harmful_in=2)
     assert disputed.endswith("on average over the runs, but the runs disagree.")
     assert "worse" not in disputed and "may be due to chance" in because
-    assert "is about its label and does not depend on this effect" in because
+    assert "concerns its label and does not depend on this effect" in because
     more = describe(score=2e-4)[0]
     assert "rises by 0.020 points" in more and more.endswith("it helps the model.")
     assert "expected held-out error would be the same" in describe(score=0.0)[0]

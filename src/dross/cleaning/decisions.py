@@ -442,7 +442,7 @@ def check_belongs(
 
     Raises:
         InputChanged: an instance is not there.
-        InvalidInput: a label does not occur in these data.
+        InvalidInput: a label does not occur in this data.
     """
     for id, (_, label) in decided.items():
         if not 0 <= id < count:
@@ -457,7 +457,7 @@ def check_belongs(
         if not (label in classes if classes else read_learnable(label) is not None):
             kind = "class" if classes else "number"
             raise InvalidInput(
-                f"{path} relabels instance {id} as {label!r}, which is not a {kind} in these data. "
+                f"{path} relabels instance {id} as {label!r}, which is not a {kind} in this data. "
                 f"Review that instance again with dross review {path.parent}."
             )
 

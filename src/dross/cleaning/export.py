@@ -246,7 +246,7 @@ def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> A
     source = find_place(request.data)
     if request.is_code or is_folder(source):
         raise InvalidInput(
-            "The data are images in a folder or came from a Python function, so there is no table "
+            "The data is images in a folder or came from a Python function, so there is no table "
             "to return. dross.export writes a cleaned folder of images; scores.csv lists the "
             "position of each instance."
         )

@@ -90,7 +90,7 @@ def check_backbone(name: str, modality: Modality) -> None:
         )
     if modality is not library.modality:
         raise InvalidInput(
-            f"The backbone {name} takes {library.modality.name}, but these data were read as "
+            f"The backbone {name} takes {library.modality.name}, but this data was read as "
             f"{modality.name}. Leave out `backbone`, or pass your own `features`."
         )
     if not is_installed(name):
@@ -400,7 +400,7 @@ def compute_features(
         data: The data set: images or texts.
         backbone: The name of a backbone that is installed.
         folder: The project's, where the features are kept.
-        data_digest: Of the data; features of other data are kept apart.
+        data_digest: Of the data; features of other data stay separate.
         device: Where to compute them.
         progress: Whether to show a progress bar.
 

@@ -149,7 +149,7 @@ def describe_doubted(info: ProjectInfo) -> Doubted | None:
     """Which labels look wrong; None for chats and if nothing can be predicted.
 
     The estimated number of wrong labels is stated only if a plan that corrects them improves
-    models. Otherwise the data do not show whether these labels are wrong or classes overlap.
+    models. Otherwise the data does not show whether these labels are wrong or classes overlap.
     """
     state = info.recommendation.state
     if info.training is None or state == "nothing learned":
@@ -165,13 +165,13 @@ def describe_doubted(info: ProjectInfo) -> Doubted | None:
             f"{round(noise.expected_wrong):,} {labels} are estimated to be wrong."
             if noise.likely_wrong
             else f"About {round(noise.expected_wrong):,} {labels} are estimated to be wrong, but "
-            "not which.",
+            "the data does not show which.",
         )
     either = "the classes overlap there" if info.classes else "the rows are hard to predict"
     return Doubted(
         f"{labels.capitalize()} that models contradict",
         count,
-        f"Either they are wrong or {either}: the data alone do not show which.",
+        f"Either they are wrong or {either}: the data alone does not show which.",
     )
 
 

@@ -81,7 +81,7 @@ class Request:
 
     @property
     def is_code(self) -> bool:
-        """Whether the data come from a `module:function`."""
+        """Whether the data comes from a `module:function`."""
         is_path = is_url(self.data) or "\\" in self.data or os.path.exists(self.data)
         return ":" in self.data and not is_path
 

@@ -83,7 +83,7 @@ def explain_error(wrong: float) -> str:
         return ""
     return (
         f"About {100 * wrong:.0f} % of these labels are estimated to be wrong. The error counts "
-        f"them as right, so even a perfect model would have an error of about {100 * wrong:.0f} %."
+        f"them as correct, so even a perfect model would have an error of about {100 * wrong:.0f} %."
     )
 
 

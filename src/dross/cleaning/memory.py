@@ -139,7 +139,7 @@ def _open_array(path: Path, changed: int, size: int) -> tuple[np.ndarray, float,
 
 
 def is_in_memory(data: Any) -> bool:
-    """Whether these are data themselves, and not the name of a file or a function."""
+    """Whether this is the data itself, and not the name of a file or a function."""
     return data is not None and not isinstance(data, (str, os.PathLike))
 
 

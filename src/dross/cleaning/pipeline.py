@@ -90,15 +90,15 @@ def clean(
         data: a table (CSV, TSV, Excel, JSON Lines, Parquet or Feather; also compressed, and also
             behind a URL that fsspec reads); a folder of images with one folder per class; or
             module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
-            data themselves: a DataFrame, an array, a tensor or a sparse matrix [N, features],
+            data itself: a DataFrame, an array, a tensor or a sparse matrix [N, features],
             images as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
             copy of them.
-        label: the column to learn, or, for data themselves, the labels [N]. Images in folders
+        label: the column to learn, or, for the data itself, the labels [N]. Images in folders
             need none.
         out: the folder for everything that is found; runs/NAME by default.
         text: the column that holds the text, where instances are texts.
         images: the column that holds the paths of images, where `data` is a table of them.
-        validation, test: files or folders for these parts; where `data` are data themselves, pairs
+        validation, test: files or folders for these parts; where `data` is the data itself, pairs
             (X, y), or frames with the column `label`. They stay as they are. Without them, every
             row of `data` is examined, and plans are compared on rows that had no part in them.
         task: `classification` or `regression`. By default the labels decide.
@@ -233,8 +233,8 @@ def _request_files(
     for name, value in {"label": label, **parts}.items():
         if is_in_memory(value):
             raise InvalidInput(
-                f"{name} is a {type(value).__name__}, but the data were passed as a path. Pass "
-                "paths and names of columns, or pass the data themselves: dross.clean(X, y)."
+                f"{name} is a {type(value).__name__}, but the data was passed as a path. Pass "
+                "paths and names of columns, or pass the data itself: dross.clean(X, y)."
             )
     paths = {part: absolute(path) for part, path in parts.items() if path is not None}
     return Request(absolute(data), label, **paths, **reading)

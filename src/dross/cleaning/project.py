@@ -9,7 +9,7 @@ labels.parquet        the labels that a person may check: of the validation file
 tokens.parquet        for chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
-data/                 the data themselves, where they came from Python and not as a file
+data/                 the data itself, where it came from Python and not as a file
 images/               small copies of the images: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each

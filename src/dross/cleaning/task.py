@@ -87,7 +87,7 @@ class Task:
         return []
 
     def read(self, text: str, classes: Sequence[str]) -> str | float | None:
-        """A label that a person entered; None if it does not occur in these data."""
+        """A label that a person entered; None if it does not occur in this data."""
         return None
 
     def show(self, label: Any) -> str:

@@ -107,7 +107,7 @@ def clean(
     finds duplicates, and writes a report. The input is never changed. To resume a command that was
     stopped, run it again.
 
-    If the data do not show whether labels are wrong or classes overlap, dross lists labels to
+    If the data does not show whether labels are wrong or classes overlap, dross lists labels to
     check. Check them with dross review and run the same command again: it takes your answers into
     account, and keeps the recorded runs and all decisions.
 

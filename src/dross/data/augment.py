@@ -26,7 +26,7 @@ _SEED = (
 MOVE_TO_AUGMENT = (
     "Remove random transforms from the data set, and pass them as augment to dross.train or "
     f"dross.Recorder: a function {_CALL} that returns the transformed batch of inputs and draws "
-    f"all random numbers from the generator, as in {_DRAW}. A replay then draws the same ones."
+    f"all random numbers from the generator, as in {_DRAW}. A replay then draws the same numbers."
 )
 
 
@@ -57,10 +57,10 @@ def check_repeatable(augment: Augment, x: Any, device: torch.device) -> None:
         return
     fault = f"draws random numbers from {' and '.join(drawn)}, not from the generator it receives"
     if not drawn:
-        fault = "returns other inputs when it is called again with the same batch and generator"
+        fault = "returns different inputs when it is called again with the same batch and generator"
     raise InvalidInput(
-        f"augment {fault}, so a replay would see other inputs. Write augment(x, generator) so that "
-        f"it draws all random numbers from the generator: {_DRAW}. To use a transform that accepts "
+        f"augment {fault}, so a replay would use different inputs. Write augment(x, generator) so "
+        f"that it draws all random numbers from the generator: {_DRAW}. To use a transform that accepts "
         f"no generator, seed it: {_SEED}."
     )
 

@@ -61,12 +61,12 @@ def replace_batch_sampler(loader: Any) -> DrawnIds:
     """
     if not isinstance(loader, DataLoader):
         raise InvalidInput(
-            "dross supports a single torch DataLoader, but the training data are a "
+            "dross supports a single torch DataLoader, but the training data is a "
             f"{type(loader).__name__}. Pass a single loader over a map-style data set."
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotSupported(
-            "The training data are iterable, or are not batched by their loader, so instances "
+            "The training data is iterable, or is not batched by their loader, so instances "
             "have no ids and cannot be scored. Use a map-style data set and a batch_size."
         )
     if not getattr(loader, "in_order", True):

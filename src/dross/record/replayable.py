@@ -118,10 +118,10 @@ def check_replayable(
         if is_close(own_step, after.theta, OTHER_ORDER, scale=scale):
             name = _parameter_at(executor, int((theta - after.theta).abs().argmax()))
             raise NotSupported(
-                f"Step {t} cannot be reproduced: the gradient of '{name}' is rounding error only, "
-                "and the optimizer makes a step of full size of it, in a direction that is "
-                "different in a replay. A bias before a BatchNorm has such a gradient. Remove the "
-                "parameter (bias=False), which does not change the model, or freeze it."
+                f"Step {t} cannot be reproduced: the gradient of '{name}' consists of rounding "
+                "errors only, and the optimizer turns it into a step of full size, whose direction "
+                "is different in a replay. A bias before a BatchNorm has such a gradient. Remove "
+                "the parameter (bias=False), which does not change the model, or freeze it."
             )
         raise NotSupported(
             f"Step {t} cannot be reproduced: the optimizer changed the parameters by up to "

@@ -134,8 +134,8 @@ class LoopTape:
             recorded.setdefault(group, []).append(name)
         if [names for names in trained if names] != list(recorded.values()):
             raise InputChanged(
-                "The optimizer has other parameters, or other parameter groups, than the one that "
-                f"recorded the tape, which trained {', '.join(layout.names[:3])}"
+                "The optimizer has different parameters, or different parameter groups, than the "
+                f"one that recorded the tape, which trained {', '.join(layout.names[:3])}"
                 f"{' ...' if len(layout.names) > 3 else ''} in {len(recorded)} "
                 f"group{'s' * (len(recorded) > 1)}. Create it as it was when the run was recorded."
             )

@@ -323,7 +323,7 @@ class Recording:
         check_constants(manifest.model, self.objective.model, self.objective.layout)
         if self.instances.aliased and not _has_digest(manifest, self.instances):
             raise InputChanged(
-                "The training data have been changed in place since the run was recorded. Pass "
+                "The training data has been changed in place since the run was recorded. Pass "
                 "the original data."
             )
 

@@ -314,7 +314,7 @@ class Api:
             label = change.label
             if label is not None and self.project.task.read(label, self.project.classes) is None:
                 what = (
-                    "number that a model can predict" if self.regression else "class in these data"
+                    "number that a model can predict" if self.regression else "class in this data"
                 )
                 raise InvalidInput(f"{label!r:.60} is not a {what}.")
             decision = (change.action, label)

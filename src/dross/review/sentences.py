@@ -111,7 +111,7 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
     if _runs_disagree(row):
         rests = ""
         if row["action"] != KEEP and not info.modality.has_tokens:
-            rests = " The recommendation is about its label and does not depend on this effect."
+            rests = " The recommendation concerns its label and does not depend on this effect."
         return f"{harm}, so its effect may be due to chance; {varies}.{rests}"
     if abs(row["score"]) > row["spread"]:
         return f"{harm}: all runs agree; {varies}."

@@ -132,7 +132,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if len(sizes) != len(layout.names) or sum(sizes) != sum(layout.group_sizes):
             raise ValueError("the shapes of the parameters do not match their names and groups")
         if layout.listed and sorted(layout.listed) != sorted(layout.names):
-            raise ValueError("the parameters are listed under other names")
+            raise ValueError("the parameters are listed under different names")
         for order in (*self.orders, *layout.orders):
             if sorted(order) != list(range(len(order))):
                 raise ValueError(f"{order} is not an order of dimensions")

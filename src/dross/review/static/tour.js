@@ -15,7 +15,7 @@ const STEPS = [
 function nextStep() {
   if (project.plan.count) return "“Accept the plan” applies all of its decisions in one step; you can change or undo each of them.";
   if (standing.progress.to_check) return "Here it recommends no change yet: “Check labels” lists the labels that would decide it.";
-  return "Here it recommends no change. You can still decide about any instance yourself.";
+  return "Here it recommends no change. You can still decide on any instance yourself.";
 }
 
 const dialog = byId("tour");
