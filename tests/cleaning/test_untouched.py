@@ -145,7 +145,7 @@ def test_the_demo_replaces_nothing(tmp_path, name):
     else:
         place.write_bytes(b"mine")
     before = contents(tmp_path)
-    with pytest.raises(InvalidInput, match=f"{name} is not a file of the demo"):
+    with pytest.raises(InvalidInput, match=f"{name} was not written by the demo"):
         write_images(digits, folder)
     assert contents(tmp_path) == before
 

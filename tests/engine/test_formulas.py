@@ -124,7 +124,9 @@ def test_a_formula_that_mixes_numbers_is_not_elementwise(forget):
     def update(theta, g, slots, hyperparams):
         return theta - hyperparams["lr"] * g.mean() * g, {}
 
-    with pytest.raises(InvalidInput, match="Check that update treats every number alike"):
+    with pytest.raises(
+        InvalidInput, match="Check that update treats all elements of a tensor alike"
+    ):
         dross.optim.register(MeanSGD, [], update)
 
 

@@ -214,7 +214,7 @@ def test_long_texts_are_cut_and_counted(model, tmp_path):
     assert max(len(example.tokens["input_ids"]) for example in examples) == 32  # the context
     (said,) = notes
     assert "2 of 4 texts are longer than 32 tokens and are truncated" in said
-    assert "Nothing of the response is left in 1 of them" in said
+    assert "In 1 of them, this removes the whole response" in said
 
 
 def test_too_few_examples(run, model, tmp_path):

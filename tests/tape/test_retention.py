@@ -64,7 +64,7 @@ def test_last_epochs_keeps_exactly_those(record):
         with pytest.raises(InvalidInput, match="step=0: the tape contains the model after"):
             run.parameters(step=0)
         with pytest.raises(
-            InvalidInput, match="keeps only the last 2 epochs, but 3 were requested"
+            InvalidInput, match="keeps only the last 2 epochs, but epochs=3 was requested"
         ):
             run.influence(query, epochs=3)
 

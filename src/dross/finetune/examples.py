@@ -236,8 +236,8 @@ def encode_chats(
     note = f"{cut:,} of {len(chats):,} texts are longer than {limit:,} tokens and are truncated."
     if len(chats) > len(examples):
         note += (
-            f" {len(chats) - len(examples):,} of them then contain nothing of the response and are "
-            "left out of everything except the export."
+            f" In {len(chats) - len(examples):,} of them, this removes the whole response: such texts "
+            "are left out of everything except the export."
         )
     return examples, places, [note] if cut else []
 
