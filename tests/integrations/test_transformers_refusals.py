@@ -118,6 +118,7 @@ def test_a_loss_that_dross_does_not_know(tmp_path):
 
     with pytest.raises(NotSupported, match=r"The loss contains something else.*losses=fn"):
         trainer(tmp_path, Penalized).train()
+    assert not list((tmp_path / "tape").iterdir())
     model = torch.nn.Linear(2, 2)
     with pytest.raises(NotSupported, match="loss of each example for Linear"):
         trainer(tmp_path, Trainer, model=model).train()

@@ -1,6 +1,7 @@
 """What a Recorder refuses: steps that could not be replayed, and arguments that cannot be used."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,23 @@ def test_a_recorder_that_recorded_nothing_leaves_nothing(tmp_path, leave, is_hel
     assert not list((tmp_path / "mine").iterdir())
     recorder, _ = recorded_loop(p, tmp_path / "mine")
     assert recorder.steps == len(p.batches)
+
+
+def test_a_refused_recorder_leaves_a_later_run_in_its_folder_alone(tmp_path):
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    ids = p.batches[0]
+    refused = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
+    with pytest.raises(NotSupported), refused.step(ids, p.X[ids], p.Y[ids]) as losses:
+        (losses.mean() + 0.1 * model[0].weight.pow(2).sum()).backward()
+        optimizer.step()
+    refused._tape.writer._poll(wait_for_it=True)  # its manifest is on the disk
+    later, _ = recorded_loop(replace(p, batches=p.batches[:1]), tmp_path / "mine")
+    later.save()
+    kept = sorted(tmp_path.rglob("*"))
+    refused._save_what_there_is()  # as at the end of the script
+    assert sorted(tmp_path.rglob("*")) == kept
+    assert later.run((p.X, p.Y)).steps == 1
 
 
 class TestRefusals:

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,8 +157,10 @@ class Recorder:
         check_function(penalty, "penalty")
         check_augment(augment)
         seed = check_whole(seed, "seed")
-        if (former := _RECORDERS.get(id(optimizer))) is not None:
-            former._save_what_there_is()  # it must not listen to the same optimizer
+        for former in list(_RECORDERS.values()):
+            # it must not listen to the same optimizer, and a refused one is not in the way
+            if former._loop.optimizer is optimizer or former._is_empty_at(path):
+                former._save_what_there_is()
         called = model
         model = unwrap_model(ddp.bare_module(called))
         device, dtype = device_and_dtype(model)
@@ -521,6 +524,10 @@ class Recorder:
         """
         if not self._closed:
             self._finish(complete=False)
+
+    def _is_empty_at(self, path: str | os.PathLike) -> bool:
+        """Whether this records into that folder, and has not recorded a step."""
+        return not self.steps and Path(self._tape.folder).resolve() == Path(path).resolve()
 
     def _finish(self, complete: bool) -> None:
         self._closed = True

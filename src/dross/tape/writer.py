@@ -193,8 +193,9 @@ class TapeWriter:
             self._poll(wait_for_it=True)
         path = self.folder / MANIFEST
         with suppress(OSError, DrossError):
-            if path.exists() and decode_id(read_file(path), str(path)) == self.manifest.id:
-                path.unlink(missing_ok=True)
+            if path.exists() and decode_id(read_file(path), str(path)) != self.manifest.id:
+                return  # another run is recorded here now
+            path.unlink(missing_ok=True)
             for name in self._names - {MANIFEST}:
                 (self.folder / name).unlink(missing_ok=True)
 

@@ -109,6 +109,16 @@ class RecordingMixin:
 
     # --- the training itself ----------------------------------------------------------------------
 
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The trainer's own. After an error the tape keeps every step that was taken."""
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        except BaseException as error:
+            if self.recorder is not None:
+                self.recorder.__exit__(type(error), error, error.__traceback__)
+                self.recorder = None
+            raise
+
     def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The trainer's own, followed by the recorder."""
         if self.recorder is None:
