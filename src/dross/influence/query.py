@@ -392,8 +392,8 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
 
     Arguments:
         fn: fn(params, buffers) -> a scalar or a vector [Q]; both arguments are dicts of
-            name -> tensor. The model is in eval mode. fn must not call the model itself, which has
-            weights of its own.
+            name -> tensor. The model is in eval mode. fn must not use the model's own parameters;
+            clone those that it needs as constants beforehand.
 
     Returns:
         A query of as many numbers as fn returns.

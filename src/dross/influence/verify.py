@@ -292,18 +292,18 @@ def _sentence(check: Verification, known: np.ndarray) -> str:
     if not np.isfinite(check.tau):
         return f"{checked} their removal has no measurable effect, so the scores cannot be judged."
     of_sample = ""
-    extremes = ""
+    of_all = ""
     if drawn < count:
-        of_sample = f" of the {drawn} that were drawn at random"
-        extremes = f"; {check.tau_of_all:.2f} with the {count - drawn} most extreme"
+        of_sample = f" for the {drawn} drawn at random"
+        of_all = f" and {check.tau_of_all:.2f} with the {count - drawn} most extreme"
     size = "of about the right size"
     if not 0.67 <= check.slope <= 1.5:
         size = f"off in size (true change = {check.slope:.2g} x estimate)"
     verdict, is_limited = _judge(check.tau, check.interval)
     more = " Check more instances for a narrower interval." if is_limited else ""
     return (
-        f"{checked} {verdict} (Kendall's tau{of_sample} {check.tau:.2f}, 95 % confidence interval "
-        f"{_say_interval(check.interval)}{extremes}). The estimates are {size}.{more}"
+        f"{checked} {verdict}. Kendall's tau is {check.tau:.2f}{of_sample} (95 % confidence "
+        f"interval {_say_interval(check.interval)}){of_all}. The estimates are {size}.{more}"
     )
 
 
