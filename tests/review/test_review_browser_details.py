@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import cycle
+from math import log
 
 import pytest
 from PIL import Image
@@ -130,6 +131,24 @@ def test_the_values_of_a_row_come_in_the_order_of_their_weight(browser, tmp_path
         assert rows[1].startswith("age") and "for the label" in rows[1]
         assert rows[2].startswith("education") and "▲ rare: only 0.5 % of rows" in rows[2]
         assert page.locator(".item .odd-mark").first.inner_text().startswith("▲")
+
+
+def test_a_change_of_the_loss_is_a_change_of_the_probability(browser, tmp_path):
+    project = make_project(tmp_path / "p", "table", 40)
+    why = json.loads((project.folder / "why.json").read_text())
+    factors = [3, 1.25, 1 / 1.25, 1 / 3]
+    for entry in why.values():
+        entry["hurts"] = [
+            {"id": id, "change": -log(factor), "measured": False}
+            for id, factor in enumerate(factors)
+        ]
+    (project.folder / "why.json").write_text(json.dumps(why))
+    with serve_in_thread(Project.open(project.folder)) as server, visit(browser, server) as page:
+        page.wait_for_selector("#why-body ul.others")
+        listed = page.locator("#why-body ul.others").first.inner_text().replace("\u00a0", " ")
+        assert "more likely by a factor of 3.0 without" in listed
+        assert "25 % more likely" in listed and "20 % less likely" in listed
+        assert "less likely by a factor of 3.0 without" in listed
 
 
 def test_originals_are_sent_where_they_are_and_nothing_else_is(images, shared_project):
