@@ -7,11 +7,13 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 
 import numpy as np
 import pytest
 
 import dross
+from dross import _progress
 from dross._progress import hide_progress, overall_progress, progress_bar
 from dross.distributed.jobs import sweep
 from dross.errors import DrossWarning, InvalidInput
@@ -83,15 +85,56 @@ def test_no_bar_is_shown_in_a_file_even_if_ipykernel_is_imported(monkeypatch, ca
 def test_one_bar_for_several_stages_never_runs_backwards(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with overall_progress("dross clean", {"a": 1, "b": 3}, show=True) as stages:
+        assert stages.remaining is None  # nothing was measured yet
         stages.begin("a", bars=2)
+        shown = []
         for _ in range(3):  # one more than expected
             with progress_bar("training", 10) as advance:
+                time.sleep(0.02)
                 advance(10)
-        assert stages.bar.n == 1
+            shown.append(stages.line.bar.n)
         stages.begin("b")
         with progress_bar("training", 10) as advance:
             advance(5)
-        assert stages.bar.n == 2.5 and stages.bar.total == 4
+        shown.append(stages.line.bar.n)
+        assert shown == sorted(shown) and shown[0] > 0 and shown[-1] < 1
+        assert "left" in str(stages.line.bar)
+
+
+def test_the_rest_is_expected_to_be_as_slow_as_what_was_measured():
+    with overall_progress("dross clean", {"a": 1, "b": 3}, show=False) as stages:
+        stages.begin("a")
+        time.sleep(0.1)
+        stages.advance(1)
+        stages.begin("b")
+        assert stages.remaining == pytest.approx(0.3, rel=0.3)
+        stages.expect({"c": 0.1, "d": 0.9})  # better known now, in seconds
+        stages.begin("c")
+        assert stages.remaining == pytest.approx(1, rel=0.05)
+        time.sleep(0.3)  # three times as long as expected
+        stages.advance(1)
+        assert 1.3 < stages.remaining < 3 * 0.9
+
+
+def test_a_log_file_gets_lines_fewer_and_fewer(monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "_FIRST_LINE", 0.05)
+    with overall_progress("dross judge", {"judging": 1}, show=True) as stages:
+        stages.begin("judging")
+        with progress_bar("models", 50) as advance:
+            for _ in range(50):
+                with progress_bar("training", 10) as inner:  # a part of what the outer one counts
+                    time.sleep(0.01)
+                    inner(10)
+                advance(1)
+        assert stages.remaining == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 6 and all(line.startswith("dross judge: ") for line in lines)
+    assert all(line.endswith(" left") and "%, about " in line for line in lines)
+    with hide_progress(), overall_progress("a", {"b": 1}, show=True) as stages:
+        stages.begin("b")
+        time.sleep(0.06)
+        stages.advance(0.5)
+    assert capsys.readouterr().err == ""
 
 
 def test_progress_is_reported_once_for_each_percent_and_counts_on(numbers):

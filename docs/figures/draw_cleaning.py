@@ -66,7 +66,7 @@ def draw_verdict(result: DemoResult) -> None:
     right.axvline(0, color="black", linewidth=0.7)
     right.set_yticks(range(2), list(rows), fontsize=7)
     right.set_ylim(-0.6, 1.6)
-    right.set_xlabel("change in the log loss; bars: 95 % interval")
+    right.set_xlabel("change in the log loss, with 95 % confidence intervals")
     right.set_title(f"the verdict: {verdict.verdict}")
     charts.save_svg(charts.as_svg(figure), HERE / "verdict.svg")
     print(verdict.sentence)

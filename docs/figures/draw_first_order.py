@@ -63,7 +63,7 @@ def main() -> None:
     steps = -(-900 // BATCH)
     for panel, (kink, epochs, rate) in zip(cells, settings):
         check = compare(KINKS[kink], rate, epochs)
-        title = f"{kink}, rate {rate:g}, {steps * epochs} steps"
+        title = f"{kink}, learning rate {rate:g}, {steps * epochs} steps"
         print(f"{title}: tau {check.tau:.2f}", flush=True)
         draw(panel, check, title, charts.BLUE if kink == "GELU" else charts.RED)
     figure.supxlabel("estimated change in the validation loss, in thousandths", fontsize=8)

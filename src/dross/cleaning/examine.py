@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 import pandas
 
-from .._progress import Overall
+from .._progress import Overall, progress_bar
 from .._text import say_count
 from ..errors import Diverged
 from ..influence.run import Run
 from .checked_labels import CheckedLabels, make_rows
 from .duplicates import Copies
 from .explain import Reasons, find_reasons
-from .job import Job, describe_cost
-from .label_noise import LIKELY, PRIORS, LabelPosterior, Rows, estimate_label_noise
+from .job import Job, estimate_cost
+from .label_noise import (
+    EXAMINED_FOLDS,
+    LIKELY,
+    PRIORS,
+    LabelPosterior,
+    Rows,
+    estimate_label_noise,
+)
 from .measures import NOISE_AWARE
 from .modality import Frame, PreparedData
 from .model_choice import lower_rate
@@ -95,9 +102,15 @@ def examine(
     job.say(f"Examining {len(rows):,} labels with models that were not trained on them ...")
     stages.begin("labels")
     started = time.monotonic()
-    noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
+    title = "examining labels"
+    with progress_bar(title, EXAMINED_FOLDS, show=job.progress, unit="folds") as advance:
+        noise = estimate_label_noise(
+            rows, PRIORS[job.labels], seed=job.request.seed, tell=lambda: advance(1)
+        )
     examined = time.monotonic() - started
-    job.say(describe_cost(job, searched, examined, plans=needs_comparison(rows, noise)))
+    cost = estimate_cost(job, searched, examined, plans=needs_comparison(rows, noise))
+    job.say(str(cost))
+    stages.expect(cost.seconds)
     stages.begin("plans")
     recommendation, checks = _recommend(job, rows, noise, checked)
     scored_data = checked.apply(job.prepared)

@@ -71,8 +71,20 @@ _BYTES_OF_A_REPORT = 400_000
 _BYTES_PER_IMAGE = 1_500  # of its thumbnail
 
 
-def describe_cost(job: Job, searched: SearchResult, examined: float, *, plans: bool) -> str:
-    """What everything after the labels were examined is expected to take, as a sentence.
+@dataclass(frozen=True)
+class Cost:
+    """What everything after the labels were examined is expected to take."""
+
+    seconds: dict[str, float]  # by stage
+    size: float  # in bytes, on disk
+
+    def __str__(self) -> str:
+        duration = say_duration(sum(self.seconds.values()))
+        return f"Remaining: about {duration}, and {say_bytes(self.size)} on disk."
+
+
+def estimate_cost(job: Job, searched: SearchResult, examined: float, *, plans: bool) -> Cost:
+    """What everything after the labels were examined is expected to take.
 
     Arguments:
         job: With the data and the options.
@@ -88,7 +100,7 @@ def describe_cost(job: Job, searched: SearchResult, examined: float, *, plans: b
     checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.check / 16
     measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
     compared = _PLANS_PER_EXAMINED * measured * examined if plans else 0.0
-    seconds = compared + runs + checks + _SECONDS_OF_THE_REST
+    seconds = {"plans": compared, "runs": runs, "checks": checks, "writing": _SECONDS_OF_THE_REST}
     state = 8 * recipe.count_parameters()  # the parameters and their momentum
     retention = DefaultRetention().resolve(steps, state, 0)
     kept = steps if isinstance(retention, EveryStep) else math.sqrt(steps)
@@ -97,4 +109,4 @@ def describe_cost(job: Job, searched: SearchResult, examined: float, *, plans: b
     if job.prepared.root is not None:
         tables += _BYTES_PER_IMAGE * job.count
     size = job.options.repeats * (state * kept + batches) + tables
-    return f"Remaining: about {say_duration(seconds)}, and {say_bytes(size)} on disk."
+    return Cost(seconds, size)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from .._checks import check_count
 from .._io import digest_json, write_json
-from .._progress import progress_bar, report
+from .._progress import overall_progress, progress_bar, report
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
@@ -119,7 +119,7 @@ def judge(
             three models per fold.
         quick: a first look: fewer seeds, and without a test file one assignment of rows to folds
             instead of two.
-        progress: show progress bars where stderr is a terminal.
+        progress: show the progress on stderr: a bar on a terminal, otherwise a line now and then.
         n_jobs: how many processes to train in. A joblib.parallel_config around the call spreads
             the work over a cluster instead.
         trust_code: the `module:function`s that the project was made with and that may be run. Code
@@ -161,7 +161,11 @@ def judge(
         raise InvalidInput(
             "Chats are judged with the fine-tuned model itself: leave out `estimator`."
         )
-    with show_progress(project.folder) as tell:  # fails now, not after an hour of training
+    with (
+        show_progress(project.folder) as tell,  # fails now, not after an hour of training
+        overall_progress("dross judge", {"judging": 1.0}, show=progress) as stages,
+    ):
+        stages.begin("judging")
         delete_stale_files(project.folder)
         if has_chats:
             n_jobs = 1

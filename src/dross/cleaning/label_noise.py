@@ -57,6 +57,8 @@ LIKELY = 0.5  # a label is likely wrong if its probability of being wrong is hig
 
 _SURELY = 0.9
 _FOLDS = 4
+_ROUNDS = 2
+EXAMINED_FOLDS = _ROUNDS * _FOLDS  # in which `estimate_label_noise` trains the experts by default
 _COMPONENTS = 8
 _LEAST_PROBABILITY = 1e-6
 MOST_LEARNED = 12_000  # rows that experts are trained on; of more, a sample
@@ -313,7 +315,12 @@ class FittedModel:
 
 
 def predict_out_of_fold(
-    experts: list[Expert], rows: Rows, fold: np.ndarray, weight: np.ndarray, needed: np.ndarray
+    experts: list[Expert],
+    rows: Rows,
+    fold: np.ndarray,
+    weight: np.ndarray,
+    needed: np.ndarray,
+    tell: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """What each expert predicts for rows that it was not trained on, each [N, classes] or [N, 1].
 
@@ -323,6 +330,7 @@ def predict_out_of_fold(
         fold: Of each row; the model of a fold is trained on the rows of the others.
         weight: How often each row is learned, int64 [N]; 0 leaves it out.
         needed: bool [N]: the rows that need predictions. The others get zeros.
+        tell: Called after each fold.
     """
     shape = (len(rows), max(1, rows.classes))
     predictions = [np.zeros(shape, dtype=np.float32) for _ in experts]
@@ -334,16 +342,22 @@ def predict_out_of_fold(
             for start in range(0, len(held_out), _CHUNK):
                 part = held_out[start : start + _CHUNK]
                 predicted[part] = model.predict(rows.x[part])
+        tell()
     return predictions
 
 
 def _cross_predict(
-    rows: Rows, weight: np.ndarray, needed: np.ndarray, folds: int, seed: int
+    rows: Rows,
+    weight: np.ndarray,
+    needed: np.ndarray,
+    folds: int,
+    seed: int,
+    tell: Callable[[], None],
 ) -> list[np.ndarray]:
     """Out-of-fold predictions of all experts; of classes, their log probabilities."""
     fold = assign_folds(rows, folds, mix_seeds(seed, 1))
     experts = list_experts(rows.x, rows.classes)
-    predictions = predict_out_of_fold(experts, rows, fold, weight, needed)
+    predictions = predict_out_of_fold(experts, rows, fold, weight, needed, tell)
     anchors = rows.anchors & (weight > 0)
     if anchors.sum() >= _FEWEST_ANCHORS and len(np.unique(rows.y[anchors])) > 1:
         on_anchors = [
@@ -770,8 +784,9 @@ def estimate_label_noise(
     *,
     z: np.ndarray | None = None,
     folds: int = _FOLDS,
-    rounds: int = 2,
+    rounds: int = _ROUNDS,
     seed: int = 0,
+    tell: Callable[[], None] = lambda: None,
 ) -> LabelPosterior:
     """Fit the model above.
 
@@ -782,6 +797,7 @@ def estimate_label_noise(
         folds: Of the out-of-fold predictions.
         rounds: 2: the experts are trained again without what is likely wrong.
         seed: Decides the folds.
+        tell: Called after each fold of each round.
 
     If there are very many rows, the experts are trained on a sample. Every row is examined.
     """
@@ -791,12 +807,12 @@ def estimate_label_noise(
     every = np.ones(len(rows), dtype=bool)
     needed = every if rounds == 1 else sample
     weight = sample.astype(np.int64)
-    predictions = _cross_predict(rows, weight, needed, folds, mix_seeds(seed, 0))
+    predictions = _cross_predict(rows, weight, needed, folds, mix_seeds(seed, 0), tell)
     first = _fit(predictions, rows, z, prior, sample, needed, seed)
     if rounds == 1:
         return first
     weight = _reweigh(rows, first, sample)
-    predictions = _cross_predict(rows, weight, every, folds, mix_seeds(seed, 1))
+    predictions = _cross_predict(rows, weight, every, folds, mix_seeds(seed, 1), tell)
     second = _fit(predictions, rows, z, prior, sample, every, seed)
     # what the second round leaves out depends on every label, so its predictions do as well
     return replace(second, mean_prediction=first.mean_prediction)

@@ -133,7 +133,7 @@ def clean(
         device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
             are recorded on the CPU). By default a CUDA GPU if there is one, otherwise the CPU.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
-        progress: show progress bars where stderr is a terminal.
+        progress: show the progress on stderr: a bar on a terminal, otherwise a line now and then.
         say: a function that gets a sentence about each stage; by default nothing is said.
 
     Returns:
