@@ -90,7 +90,7 @@ def test_what_was_left_out_says_that_nothing_was_predicted(asking):
         assert listed(client)[-1] == 67 and 67 not in listed(client, prediction="differs")
         why = client.get("/api/why", params={"id": 67}).json()
         said = {entry["about"]: entry["text"] for entry in why["sentences"]}
-        assert said["Label"].endswith("so nothing was predicted for it.")
+        assert said["Label"].endswith("so there is no prediction for it.")
         assert "nan" not in str(said) and "Checked by a person" in said["Checked"]
 
 

@@ -126,7 +126,7 @@ def describe_label(row: Any, task: Task) -> str:
     is_number = task is REGRESSION
     given = f"Its {'value' if is_number else 'label'} is {label}"
     if not prediction:
-        return f"{given}. It was left out, so nothing was predicted for it."
+        return f"{given}. It was left out of the examination, so there is no prediction for it."
     wrong = ""
     if math.isfinite(row["wrong"]):
         what = "It" if is_number else "The label"
