@@ -155,7 +155,7 @@ class _TextFormat(TableFormat):
         if not verbatim and (with_commas := read_decimal_commas(frame, separator)):
             notes.append(
                 f"Decimal commas are read as decimal points, and dots between digits as "
-                f"separators of thousands, in: {_name_some(with_commas)}."
+                f"thousands separators, in: {_name_some(with_commas)}."
             )
         if separator != ",":
             shown = "a tab" if separator == "\t" else repr(separator)

@@ -232,7 +232,7 @@ def _recognize_code(name: str, cells: Series, numbers: Series, distinct: int) ->
     if name.strip().lower() in _ROW_NUMBERS and distinct == len(cells):
         return Column(name, "ignore", "a different number in every row, like an identifier")
     if _IDENTIFIER.fullmatch(_last_word(name)) and distinct > len(cells) / 2:
-        why = f"its numbers identify rows, as its name says. {change}"
+        why = f"its numbers identify rows, as its name suggests. {change}"
         return Column(name, "ignore", why)
     if _POSTCODE.fullmatch(" ".join(_words(name))):
         return Column(name, "category", f"postcodes are codes, not amounts. {change}")

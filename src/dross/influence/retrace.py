@@ -138,8 +138,8 @@ def _warn_if_zero(recording: Recording, query: Query, by_epoch: np.ndarray, leng
             "The optimizer uses only their signs, as Rprop and Lion do, or the learning rate is 0"
         )
     warnings.warn(
-        f"All scores are 0 and rank nothing: {cause}. Run.leave_one_out measures the effect of "
-        "removing instances.",
+        f"All scores are 0, so they rank no instances: {cause}. Run.leave_one_out measures the "
+        "effect of removing instances.",
         DrossWarning,
         stacklevel=4,
     )

@@ -61,7 +61,7 @@ def replace_batch_sampler(loader: Any) -> DrawnIds:
     """
     if not isinstance(loader, DataLoader):
         raise InvalidInput(
-            "dross supports a single torch DataLoader, but the training data is a "
+            "dross supports a single torch DataLoader, but the training data is of type "
             f"{type(loader).__name__}. Pass a single loader over a map-style data set."
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:

@@ -15,7 +15,7 @@ function effectClass(effect, scale) {
 }
 
 function meaning(effect) {
-  const words = effect < 0 ? "harms: the expected error falls without it" : effect > 0 ? "helps: the expected error rises without it" : "does nothing";
+  const words = effect < 0 ? "harms: the expected error falls without it" : effect > 0 ? "helps: the expected error rises without it" : "has no effect";
   return `${signed(effect)}${project.unit}, ${words}`;
 }
 
