@@ -21,7 +21,8 @@ BEGIN = "<!-- written by docs/tools/reference.py -->"
 END = "<!-- end of what is written -->"
 NOTE = "The docstrings explain the rest; the site that `make docs` builds shows them below."
 ENTRY = re.compile(r"^::: (?P<name>\S+)\n(?P<options>(?: +.*\n?)*)", re.M)
-FIELD = re.compile(r"^    (?P<name>[a-z]\w*): [^#\n]*?  # (?P<text>.+)$", re.M)
+FIELD = re.compile(r"^    (?P<names>[a-z]\w*): [^#\n]*?  # (?P<text>.+)$", re.M)
+ATTRIBUTE = re.compile(r"^    (?P<names>[a-z][\w, ]*): (?P<text>.+(?:\n {5,}.+)*)$", re.M)
 RESULTS = ("dross.influence.", "dross.cleaning.")  # modules whose classes nobody imports
 WIDTH = 110  # longer signatures end with an ellipsis
 
@@ -91,14 +92,23 @@ def _describe(name: str) -> Iterator[str]:
     if not inspect.isclass(value) or issubclass(value, BaseException):
         return
     if dataclasses.is_dataclass(value) and is_made:
-        for field in FIELD.finditer(inspect.getsource(value)):
-            yield f"    - `{field['name']}`: {_escape(field['text'])}"
+        yield from _describe_fields(value)
     for member, kind in vars(value).items():
         of = kind.fget if isinstance(kind, property) else getattr(kind, "__func__", kind)
         if member.startswith("_") or not inspect.isfunction(of) or not of.__doc__:
             continue
         call = "" if isinstance(kind, property) else _signature(of)
         yield f"    - `.{member}{call}`: {_first_sentence(of)}"
+
+
+def _describe_fields(value: type) -> Iterator[str]:
+    """An item for each field that a comment or the docstring explains."""
+    _, _, attributes = (inspect.getdoc(value) or "").partition("Attributes:\n")
+    attributes = attributes.split("\n\n", 1)[0]
+    found = [*FIELD.finditer(inspect.getsource(value)), *ATTRIBUTE.finditer(attributes)]
+    for field in found:
+        names = ", ".join(f"`{name}`" for name in field["names"].split(", "))
+        yield f"    - {names}: {_escape(' '.join(field['text'].split()))}"
 
 
 def _is_plain(value: Any) -> bool:

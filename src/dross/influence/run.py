@@ -271,8 +271,7 @@ class Run:
             run.counterfactual([[3], [5], [8]])      # three runs, each without one
 
         Arguments:
-            groups: a list with one list of ids per run. A run without an empty group is the
-                recorded one.
+            groups: a list with one list of ids per run. An empty list gives the recorded run.
             removal: "loss" (weight 0 in the loss; what scores differentiate) or "data" (gone from
                 the batch and from BatchNorm's statistics as well; what training on the cleansed
                 data does).

@@ -333,8 +333,8 @@ class LinearDatamodelingScore:
     subsets: tuple[np.ndarray, ...]  # the ids that each run lacked
     estimated: np.ndarray  # float64 [M], or [Q, M]: the sum of the scores of each subset
     actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
-    value: float
-    interval: tuple[float, float]  # 95 %
+    value: float  # 1 if the sums of scores rank the subsets as retraining does
+    interval: tuple[float, float]  # of the value, 95 %
     by_query: np.ndarray  # float64 [Q], or []: the correlation for each query
 
     @property
