@@ -119,7 +119,7 @@ OTHER_OPTIMIZERS = {
     ),
     "of fewer parameters": (
         lambda model, other: [*model.parameters()][1:],
-        "other parameter groups",
+        "different parameter groups",
     ),
     "of other groups": (
         lambda model, other: [{"params": [parameter]} for parameter in model.parameters()],
