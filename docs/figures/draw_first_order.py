@@ -1,4 +1,4 @@
-"""When first-order estimates fail: estimated against true changes over rate, steps and kinks.
+"""When first-order estimates fail: estimated against true changes over learning rates, steps and kinks.
 
     PYTHONPATH=src python docs/figures/draw_first_order.py      # about a minute on two cores
 

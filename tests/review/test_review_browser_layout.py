@@ -139,6 +139,9 @@ def test_the_report_is_short_and_its_first_screen_tells_the_story(browser, tmp_p
         height = page.evaluate("document.documentElement.scrollHeight")
         assert height <= most_screens * size["height"], height
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+        cut_off = "(all) => all.filter((box) => box.scrollWidth > box.clientWidth).length"
+        assert page.eval_on_selector_all(".scroll:has(.stacked)", cut_off) == 0
         page.close()
     page = browser.new_page(viewport=LAPTOP)
     page.goto(report)

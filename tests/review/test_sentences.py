@@ -1,6 +1,7 @@
 """Why an instance is in the list, in plain words."""
 
 from dross.cleaning.findings import format_amount
+from dross.cleaning.plans import Recommendation
 from dross.review.sentences import reason_sentences
 from tests.review.review_project import make_info
 
@@ -84,7 +85,8 @@ def test_the_runs_agree_or_not():
 def test_the_label_stands_against_the_prediction():
     assert describe()[2] == (
         "Its label is cat; models that were not trained on it predict dog (93\u00a0%) and assign its label "
-        "a probability of 2\u00a0%. The label is wrong with probability 95\u00a0%."
+        "a probability of 2\u00a0%. The label is wrong with probability 95\u00a0%, "
+        "unless the classes overlap there."
     )
     assert "not trained on it agree (93" in describe(prediction="cat")[2]
     value = describe(task="regression", label="3", prediction="5.1")[2]
@@ -100,3 +102,10 @@ def test_retraining_agrees_or_not_or_was_not_done():
 def test_amounts_have_two_digits():
     amounts = [format_amount(value) for value in (0, 0.5, -12.3, 1.23e-7)]
     assert amounts == ["0", "0.50", "12", "1.2e-7"]
+
+
+def test_only_where_a_plan_helps_is_a_label_called_wrong_without_reserve():
+    settled = Recommendation([], None, "nothing wrong", "No label is.")
+    found = reason_sentences(ROW, make_info(recommendation=settled))
+    label = next(sentence["text"] for sentence in found if sentence["about"] == "Label")
+    assert label.endswith("The label is wrong with probability 95\u00a0%.")

@@ -145,19 +145,26 @@ class Doubted(NamedTuple):
     detail: str
 
 
+def name_alternative(info: ProjectInfo) -> str:
+    """What else explains labels that look wrong; "" if correcting them improves models."""
+    if info.recommendation.state in ("recommended", "nothing wrong"):
+        return ""
+    return "the classes overlap there" if info.classes else "the rows are hard to predict"
+
+
 def describe_doubted(info: ProjectInfo) -> Doubted | None:
     """Which labels look wrong; None for chats and if nothing can be predicted.
 
     The estimated number of wrong labels is stated only if a plan that corrects them improves
     models. Otherwise the data does not show whether these labels are wrong or classes overlap.
     """
-    state = info.recommendation.state
-    if info.training is None or state == "nothing learned":
+    if info.training is None or info.recommendation.state == "nothing learned":
         return None
     noise = info.training.noise
     labels = "labels" if info.classes else "values"
     count = f"{noise.likely_wrong:,} of {noise.rows:,}"
-    if state in ("recommended", "nothing wrong"):
+    otherwise = name_alternative(info)
+    if not otherwise:
         return Doubted(
             f"{labels.capitalize()} that look wrong",
             count,
@@ -167,11 +174,10 @@ def describe_doubted(info: ProjectInfo) -> Doubted | None:
             else f"About {round(noise.expected_wrong):,} {labels} are estimated to be wrong, but "
             "the data does not show which.",
         )
-    either = "the classes overlap there" if info.classes else "the rows are hard to predict"
     return Doubted(
         f"{labels.capitalize()} that models contradict",
         count,
-        f"Either they are wrong or {either}: the data alone does not show which.",
+        f"Either they are wrong or {otherwise}: the data alone does not show which.",
     )
 
 

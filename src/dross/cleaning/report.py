@@ -144,7 +144,9 @@ def _tell_story(project: Project) -> list[dict[str, str]]:
     total = info.counts["train"]
     story = []
     if (doubted := describe_doubted(info)) is not None:
-        story.append({"title": doubted.title, "value": doubted.share, "detail": doubted.detail})
+        is_said = info.recommendation.state == "undecided"  # by the reason, in the next card
+        detail = "By models that were not trained on them." if is_said else doubted.detail
+        story.append({"title": doubted.title, "value": doubted.share, "detail": detail})
     if plan is None:
         story.append(
             {

@@ -128,7 +128,7 @@ class LabelChecks:
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""
         row = self._table.loc[number - self.start]
-        found = {"Label": describe_label(row, self.project.task)}
+        found = {"Label": describe_label(row, self.project.info)}
         if row["checked"]:
             found["Checked"] = (
                 f"Checked by a person before this was computed: {_CHECKED[row['checked']]}."

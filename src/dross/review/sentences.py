@@ -5,10 +5,11 @@ from typing import Any
 
 from ..cleaning.duplicates import describe_group, name_likeness
 from ..cleaning.explain import Hurt, Reasons, format_cell, order_columns, show_cell
-from ..cleaning.findings import describe_amount, describe_change
+from ..cleaning.findings import describe_amount, describe_change, name_alternative
+from ..cleaning.label_noise import LIKELY
 from ..cleaning.plans import KEEP, RELABEL
 from ..cleaning.project_info import ProjectInfo
-from ..cleaning.task import CLASSIFICATION, REGRESSION, TASKS, Task
+from ..cleaning.task import CLASSIFICATION, REGRESSION, TASKS
 from ..errors import InvalidInput
 from .listing import Listing
 
@@ -60,7 +61,7 @@ def reason_sentences(row: Any, info: ProjectInfo) -> list[dict[str, str]]:
         )
     else:
         found |= {
-            "Label": describe_label(row, TASKS[info.task]),
+            "Label": describe_label(row, info),
             "Verified": _verification(row, info),
         }
     if math.isfinite(row["outlier"]):
@@ -119,18 +120,21 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
     return f"{harm}: all runs agree; {varies}, {uncertain}."
 
 
-def describe_label(row: Any, task: Task) -> str:
+def describe_label(row: Any, info: ProjectInfo) -> str:
     """Return a sentence that compares a label with the predictions of models not trained on it."""
     label = row["label"]
     prediction = row["prediction"]
-    is_number = task is REGRESSION
+    is_number = TASKS[info.task] is REGRESSION
     given = f"Its {'value' if is_number else 'label'} is {label}"
     if not prediction:
         return f"{given}. It was left out of the examination, so there is no prediction for it."
     wrong = ""
     if math.isfinite(row["wrong"]):
         what = "It" if is_number else "The label"
-        wrong = f" {what} is wrong with probability {format_percent(row['wrong'])}."
+        wrong = f" {what} is wrong with probability {format_percent(row['wrong'])}"
+        if row["wrong"] > LIKELY and (otherwise := name_alternative(info)):
+            wrong += f", unless {otherwise}"
+        wrong += "."
     if is_number:
         models = f"models that were not trained on it predict {prediction}"
         return f"{given}; {models}.{wrong}"
