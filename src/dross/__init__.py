@@ -27,6 +27,7 @@ from .errors import (
 
 if TYPE_CHECKING:  # at run time a name is imported when it is first used: see __getattr__
     from ._progress import on_progress
+    from .cleaning.compare import compare
     from .cleaning.export import export
     from .cleaning.judge import judge
     from .cleaning.pipeline import clean
@@ -53,6 +54,7 @@ __all__ = [
     "Scores",
     "clean",
     "clean_chats",
+    "compare",
     "expected_error",
     "export",
     "judge",
@@ -73,6 +75,7 @@ _HOMES = {  # the module of every public name, except the errors
     "Scores": "influence.scores",
     "clean": "cleaning.pipeline",
     "clean_chats": "finetune.clean",
+    "compare": "cleaning.compare",
     "expected_error": "influence.query",
     "export": "cleaning.export",
     "judge": "cleaning.judge",

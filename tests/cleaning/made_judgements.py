@@ -8,7 +8,7 @@ from dross.cleaning import judge, verdict
 from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelPosterior, NoiseModel, Rows
-from dross.cleaning.modality import Source, assemble
+from dross.cleaning.modality import PreparedData, Source, assemble
 from dross.cleaning.tables import TABLE
 from dross.cleaning.training import Recipe
 from dross.cleaning.verdict import Verdict
@@ -39,6 +39,17 @@ def know_noise(rows: Rows, rate: float) -> LabelPosterior:
     return LabelPosterior(none, rows.y, none, sure, sure, model)
 
 
+def prepare(x: np.ndarray, y: np.ndarray, trained: int) -> PreparedData:
+    """Arrays as `dross.clean` prepares them; the rows after `trained` are the test set."""
+    names = y.astype(str).astype(object) if y.dtype.kind == "i" else y
+    frame = pandas.DataFrame(index=range(len(y)))
+    source = Source(TABLE, "label", frame, names, np.arange(len(y)))
+    ids = np.arange(len(y))
+    parts = {"train": ids[:trained], "validation": ids[:0], "test": ids[trained:]}
+    tensor = torch.from_numpy(x.astype(np.float32))
+    return assemble(source, parts, {part: tensor[own] for part, own in parts.items()})
+
+
 def judge_arrays(
     x: np.ndarray,
     y: np.ndarray,
@@ -56,14 +67,8 @@ def judge_arrays(
 ) -> judge.Judgment:
     """A judgement of edits of the rows x, y, on a test part or in nested folds."""
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
-    names = given.astype(str).astype(object) if given.dtype.kind == "i" else given
-    frame = pandas.DataFrame(index=range(len(given)))
-    source = Source(TABLE, "label", frame, names, np.arange(len(given)))
-    ids = np.arange(len(given))
-    parts = {"train": ids[: len(y)], "validation": ids[:0], "test": ids[len(y) :]}
-    tensor = torch.from_numpy(inputs.astype(np.float32))
-    data = assemble(source, parts, {part: tensor[own] for part, own in parts.items()})
-    classes = len(source.classes)
+    data = prepare(inputs, given, len(y))
+    classes = len(data.source.classes)
     loss = "cross_entropy" if classes else "squared_error"
     recipe = Recipe("linear", x.shape[1:], max(1, classes), loss, rate=0.05, epochs=15)
     return judge.judge_rows(
@@ -74,7 +79,7 @@ def judge_arrays(
         label_kind=labels,
         seeds=seeds,
         assignments=assignments,
-        model=None if model is None else find_model(model, source.task),
+        model=None if model is None else find_model(model, data.source.task),
     )
 
 

@@ -198,6 +198,8 @@ def test_a_change_that_decides_comes_before_one_that_is_not_clear():
         verdict="improved",
         removed=5,
         relabelled=44,
+        edited=0,
+        added=0,
         metrics={"error": error, "log loss": loss},
         rows=900,
         nested=False,

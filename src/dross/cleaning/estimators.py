@@ -195,7 +195,7 @@ class Estimators:
             rows = np.arange(len(y))
             if self.resample:
                 rows = draw_sample(y.numpy() if self.classes else None, len(y), spec.seed)
-            rows = rows[np.isin(rows, spec.ids)]
+            rows = np.repeat(rows, np.bincount(spec.ids, minlength=len(y))[rows])
             labels = (y if spec.labels is None else spec.labels)[rows]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # `try_seeds` has shown them once

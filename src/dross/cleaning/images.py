@@ -108,6 +108,13 @@ def _digest_image(raw: bytes | None) -> str:
     return _NO_FILE if raw is None else digest_bytes(raw)
 
 
+def digest_image(path: Path) -> str:
+    """A digest of one image: of its file, or of its pixels where it lies in an array."""
+    if is_in_array(path):
+        return digest_bytes(load_image(path).tobytes())
+    return _digest_image(_read_if_regular(path))
+
+
 def _refuse_folder(error: OSError) -> None:
     raise InvalidInput(
         f"{printable(str(error.filename))} cannot be read: {error.strerror}. Make it readable, or "

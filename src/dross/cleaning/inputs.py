@@ -41,6 +41,7 @@ from .text import TEXT, TextEncoder
 from .user_code import CUSTOM, prepare_from_python
 
 MODALITIES: dict[str, Modality] = {one.name: one for one in (TABLE, IMAGES, TEXT, CHATS, CUSTOM)}
+OTHERS = (*PARTS[1:], "after")  # the files of a request besides `data`
 _SMALL_TEST_PART = 100
 _NAMES_SHOWN = 20
 _MAX_SEED = 1 << 63  # torch takes no larger ones
@@ -65,6 +66,8 @@ class Request:
     memory: DataTypes | None = None  # the types of the data, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
+    after: str | None = None  # the changed version of `data`, where two versions are compared
+    key: str | None = None  # the column that identifies a row in both versions
 
     def __post_init__(self):
         if not 0 <= check_whole(self.seed, "seed") < _MAX_SEED:
@@ -75,7 +78,7 @@ class Request:
             raise InvalidInput(
                 "Pass `features` or `backbone`, not both: each determines the inputs of the models."
             )
-        for path in (self.data, self.validation, self.test, self.features):
+        for path in (self.data, self.validation, self.test, self.features, self.after):
             if path is not None and not is_url(path):
                 check_file_name(path)
 
@@ -94,7 +97,7 @@ class Request:
         """The same with the paths of data from Python's memory, which a project's folder keeps."""
         if self.memory is None:
             return self
-        names = [name for name in ("data", *PARTS[1:]) if is_stored_file(getattr(self, name))]
+        names = [name for name in ("data", *OTHERS) if is_stored_file(getattr(self, name))]
         paths = {name: str(folder.resolve() / getattr(self, name)) for name in names}
         return replace(self, **paths)
 
@@ -108,14 +111,25 @@ def prepare(request: Request) -> PreparedData:
     if request.is_code:
         data = prepare_from_python(request.data, request.label or "label")
         return data if request.features is None else _use_feature_file(data, request.features)
-    path = find_place(request.data)
-    train = _read(path, request)
+    return encode_sources(request, read_sources(request))
+
+
+def read_sources(request: Request) -> dict[str, Source]:
+    """The training set, and the others that have files."""
+    train = _read(find_place(request.data), request)
     train.check_learnable()
     sources = {"train": train}
     for part in PARTS[1:]:
         file = getattr(request, part)
         if file is not None:
-            sources[part] = _read_like(train, find_place(file), request)
+            sources[part] = read_like(train, find_place(file), request)
+    return sources
+
+
+def encode_sources(request: Request, sources: dict[str, Source]) -> PreparedData:
+    """Check and encode what `read_sources` has read."""
+    path = find_place(request.data)
+    train = sources["train"]
     whole, parts = join_parts(sources)
     columns = infer_columns(train.content, request.columns) if train.modality is TABLE else []
     notes = [*train.notes, *_check_sizes(sources, whole), *describe_columns(columns)]
@@ -185,8 +199,8 @@ def _ask_for_label(path: Place, reading: Reading) -> str:
     )
 
 
-def _read_like(train: Source, path: Place, request: Request) -> Source:
-    """Read a validation or test file; its columns and classes must be those of training."""
+def read_like(train: Source, path: Place, request: Request) -> Source:
+    """Read another file of the same kind; its columns and classes must be those of training."""
     source = _read(path, request, task=train.task.name)
     unknown = sorted(set(source.classes) - set(train.classes))
     if unknown:
@@ -253,7 +267,7 @@ def input_paths(request: Request) -> dict[str, Path]:
 
 def _name_inputs(request: Request) -> dict[str, str]:
     """{"data": its path or URL, ...} of the parts that a request names."""
-    files = {"data": request.data, "validation": request.validation, "test": request.test}
+    files = {name: getattr(request, name) for name in ("data", *OTHERS)}
     return {name: file for name, file in files.items() if file is not None}
 
 

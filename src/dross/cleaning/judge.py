@@ -77,6 +77,7 @@ _SEEDS_SIDE_BY_SIDE = 5
 
 FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 CONTROL = 7  # the stream within it that draws the control's edits
+_COPIES = 8  # the one that draws its additional rows
 _FOLDED = 9  # and the one that assigns rows to folds
 
 # judges chats; in a layer above this one, which needs transformers, and so imported by name
@@ -241,11 +242,13 @@ def show_progress(folder: Path) -> Iterator[Callable[[int, int], None]]:
 class Piece(NamedTuple):
     """Models that are trained by one job: those of some passes, for one fold.
 
-    In each pass every row is measured once. `fold` is bool [rows]: which rows are measured.
+    In each pass every row is measured once. `fold` is bool [rows]: which rows no model is trained
+    on; `measured` is bool [rows]: which of them are measured.
     """
 
     passes: tuple[int, ...]
     fold: np.ndarray
+    measured: np.ndarray
 
 
 # Trains the models of a piece, before, after and control, in any process, and measures them: each
@@ -292,7 +295,7 @@ class Judgment:
             n_jobs: How many processes to train in.
             progress: Whether to show a progress bar.
         """
-        column = np.cumsum(np.any([piece.fold for piece in self.pieces], axis=0)) - 1
+        column = np.cumsum(np.any([piece.measured for piece in self.pieces], axis=0)) - 1
         values: dict[str, np.ndarray] = {}
         done = 0
         results = sweep(
@@ -300,15 +303,15 @@ class Judgment:
         )
         with progress_bar("judging", self.models, show=progress, unit="models") as advance:
             for number, measured in results:
-                passes, fold = self.pieces[number]
-                columns = column[fold]
+                piece = self.pieces[number]
+                columns = column[piece.measured]
                 for name, by_pass in measured.items():
                     empty = np.zeros((self.seeds, 3, column[-1] + 1))
                     whole = values.setdefault(name, empty)
-                    for place, each in zip(passes, by_pass.numpy(), strict=True):
-                        whole[place][:, columns] = each  # [3, rows of the fold]
-                done += 3 * len(passes)
-                advance(3 * len(passes))
+                    for place, each in zip(piece.passes, by_pass.numpy(), strict=True):
+                        whole[place][:, columns] = each  # [3, rows of the piece]
+                done += 3 * len(piece.passes)
+                advance(3 * len(piece.passes))
                 tell(done, self.models)
         return values
 
@@ -344,12 +347,12 @@ def judge_rows(
     inputs, y = data.pair("train")
     if nested:
         measured = np.ones(len(rows), dtype=bool)
-        pieces = _divide_into_folds(rows, seeds, assignments)
+        pieces = divide_into_folds(rows, seeds, assignments, measured)
     else:
-        rows = _append_test_rows(rows, data)
+        rows = append_test_rows(rows, data)
         measured = rows.validation
         is_small = model is None and recipe.model in ("linear", "mlp")
-        pieces = _divide_passes(measured, seeds, _SEEDS_SIDE_BY_SIDE if is_small else 1)
+        pieces = divide_passes(measured, seeds, together=is_small)
     x = torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype)
     classes = data.source.classes
     names = np.array(classes, dtype=object)[rows.y[measured]] if classes else None
@@ -380,7 +383,7 @@ def judge_rows(
                 f"to distinguish, so {model.name} cannot be trained. Remove fewer."
             )
         estimators = Estimators(model, rows.classes, data.scale)
-        estimators, warned = _try_estimators(estimators, x, y, pieces[0].fold)
+        estimators, warned = try_estimators(estimators, x, y, pieces[0].fold)
         resampled = estimators.resample
         predict = estimators.predict
         notes += [f"Warning from the model: {line}" for line in warned[:1]]
@@ -397,6 +400,7 @@ def judge_rows(
         label_kind=label_kind,
         noise=None if nested else estimate_label_noise(rows, PRIORS[label_kind], z=z),
         z=z,
+        new=np.zeros(0, dtype=np.int64),
     )
     setup = Setup(
         edits=edits,
@@ -412,7 +416,7 @@ def judge_rows(
     return Judgment(setup, learner, pieces, seeds, settings)
 
 
-def _try_estimators(
+def try_estimators(
     estimators: Estimators, x: Tensor, y: Tensor, fold: np.ndarray
 ) -> tuple[Estimators, list[str]]:
     """The estimators, resampling if seeds make no difference to them; and their warnings.
@@ -443,7 +447,7 @@ def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
     return Edits(edits.removed, relabelled)
 
 
-def _append_test_rows(rows: Rows, data: PreparedData) -> Rows:
+def append_test_rows(rows: Rows, data: PreparedData) -> Rows:
     """All rows that are trained on or measured.
 
     The rows of a test file count as validation rows: how often their labels are wrong, compared
@@ -463,18 +467,29 @@ def _append_test_rows(rows: Rows, data: PreparedData) -> Rows:
     )
 
 
-def _divide_passes(measured: np.ndarray, seeds: int, size: int) -> list[Piece]:
-    """Pieces of so many passes each, all of which measure the same rows."""
+def divide_passes(measured: np.ndarray, seeds: int, *, together: bool) -> list[Piece]:
+    """Pieces of some passes each, all of which measure the same rows.
+
+    together: whether models of several seeds are trained side by side.
+    """
+    size = _SEEDS_SIDE_BY_SIDE if together else 1
     passes = tuple(range(seeds))
-    return [Piece(passes[start : start + size], measured) for start in range(0, seeds, size)]
+    return [
+        Piece(passes[start : start + size], measured, measured) for start in range(0, seeds, size)
+    ]
 
 
-def _divide_into_folds(rows: Rows, seeds: int, assignments: int) -> list[Piece]:
+def divide_into_folds(
+    rows: Rows, seeds: int, assignments: int, measured: np.ndarray
+) -> list[Piece]:
+    """Pieces that measure one fold each; every row of `measured` once in every pass."""
     pieces = []
     for assignment in range(assignments):
         fold = assign_folds(rows, FOLDS, mix_seeds(FRESH, _FOLDED, assignment))
         passes = tuple(range(assignment, seeds, assignments))
-        pieces += [Piece(passes, fold == number) for number in range(FOLDS)]
+        for number in range(FOLDS):
+            inside = fold == number
+            pieces.append(Piece(passes, inside, inside & measured))
     return pieces
 
 
@@ -509,13 +524,17 @@ class RowLearner:
     label_kind: str  # annotated or observed
     noise: LabelPosterior | None  # of the test file, if there is one
     z: np.ndarray  # the principal components of the rows
+    new: np.ndarray  # ids of training rows that only the models after the edits are trained on
 
     def __call__(self, piece: Piece) -> dict[str, Tensor]:
         """Each measure of each measured row, float64 [passes, 3, measured]."""
-        measured = np.flatnonzero(piece.fold)
+        measured = np.flatnonzero(piece.measured)
         inside = np.flatnonzero(~piece.fold)
-        edits, noise = self._edit_without(piece.fold, inside)
+        given = np.setdiff1d(inside, self.new)
+        edits, noise = self._edit_without(piece.fold, given)
         learned = inside[inside < len(self.y)]
+        before = given[given < len(self.y)]
+        added = len(learned) - len(before)
         predicted = noise.p_clean.argmax(1) if self.rows.classes else noise.best_other
         rates = noise.flip_rates(
             self.z[measured], self.rows.validation[measured], self.rows.checked[measured]
@@ -523,8 +542,14 @@ class RowLearner:
         specs = []
         for number in piece.passes:
             seed = mix_seeds(FRESH, len(self.y), number)
-            control = draw_control(number, learned, len(self.y), edits, predicted[: len(learned)])
-            specs += [self._specify(seed, one, learned) for one in (NO_EDITS, edits, control)]
+            control = draw_control(number, before, len(self.y), edits, predicted[: len(before)])
+            kept = np.setdiff1d(before, control.removed)
+            copied = draw_copies(number, kept, len(self.y), added)
+            specs += [
+                self._specify(seed, NO_EDITS, learned, before),
+                self._specify(seed, edits, learned, learned),
+                self._specify(seed, control, learned, np.concatenate([before, copied])),
+            ]
         ids = torch.from_numpy(learned)
         queries = self.x[torch.from_numpy(measured)]
         by_model = []
@@ -550,9 +575,14 @@ class RowLearner:
         noise = estimate_label_noise(kept, PRIORS[self.label_kind], z=self.z[inside])
         return self.edits, noise
 
-    def _specify(self, seed: int, edits: Edits, learned: np.ndarray) -> ModelSpec:
-        """A model of the edited rows: positions in `learned`, and labels as training targets."""
-        kept = np.flatnonzero(~np.isin(learned, edits.removed))
+    def _specify(
+        self, seed: int, edits: Edits, learned: np.ndarray, chosen: np.ndarray
+    ) -> ModelSpec:
+        """A model of the edited rows: positions in `learned`, and labels as training targets.
+
+        chosen: the ids of the rows that it is trained on, but for those that the edits remove.
+        """
+        kept = np.searchsorted(learned, chosen[~np.isin(chosen, edits.removed)])
         place = {id: number for number, id in enumerate(learned.tolist())}
         new = {place[id]: label for id, label in edits.relabelled.items() if id in place}
         if not new:
@@ -586,6 +616,14 @@ def draw_control(
     others = order[removed : removed + relabelled]
     labels = predicted[place[others]].tolist()
     return Edits(order[:removed], dict(zip(others.tolist(), labels, strict=True)))
+
+
+def draw_copies(number: int, learned: np.ndarray, count: int, added: int) -> np.ndarray:
+    """The ids of random training rows, as many as the edits add; as in `draw_control`."""
+    if not added:
+        return learned[:0]
+    drawn = np.random.default_rng(mix_seeds(FRESH, _COPIES, number)).integers(count, size=4 * count)
+    return np.resize(drawn[np.isin(drawn, learned)], added)
 
 
 def measure_model(

@@ -79,7 +79,7 @@ def file_name(part: str) -> str:
 
 def is_stored_file(path: str | None) -> bool:
     """Whether this is the name of a file that `store_data` writes."""
-    return path in [file_name(part) for part in PARTS]
+    return path in [file_name(part) for part in (*PARTS, "after")]
 
 
 def pixels_of(table: Path) -> Path:

@@ -182,10 +182,7 @@ def clean(
     say = say or (lambda _: None)
     # for data from Python's memory, until the project's folder keeps them
     with temporary_folder() if is_in_memory(data) else nullcontext(folder) as place:
-        if is_in_memory(data):
-            request = _request_memory(data, label, parts, reading, place)
-        else:
-            request = _request_files(data, label, parts, reading)
+        request = make_request(data, label, parts, reading, place)
         located = request.located(place)
         files = digest_inputs(located)  # before they are read: what changes later is noticed
         prepared = prepare(located)
@@ -224,6 +221,15 @@ def clean(
                 project = _run_stages(job, checked, stages)
             report(project.info.recommendation.numbers, 0)
             return project
+
+
+def make_request(
+    data: Any, label: Any, parts: dict[str, Any], reading: dict[str, Any], place: Path
+) -> Request:
+    """The request for data. parts: the other files; place: where data from memory are written."""
+    if is_in_memory(data):
+        return _request_memory(data, label, parts, reading, place)
+    return _request_files(data, label, parts, reading)
 
 
 def _request_files(

@@ -32,11 +32,12 @@ T = TypeVar("T")
 _WRITTEN = re.compile(
     "|".join(
         (
-            r"(begun|project|why|search|judging|checked|checks)\.json",
+            r"(begun|project|why|search|judging|checked|checks|comparison)\.json",
             r"(instances|content|validation|copies|labels|scores|tokens)\.parquet",
             r"scores\.csv",
             r"report\.html",
-            r"data/(train|validation|test)\.(parquet|npy)",
+            r"summary\.md",
+            r"data/(train|validation|test|after)\.(parquet|npy)",
             r"images/(train|validation|test)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",

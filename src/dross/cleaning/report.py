@@ -87,7 +87,7 @@ def write_report(project: Project) -> Path:
         "notes": list(filter(None, notes)),
         "verdict": verdicts[-1] if verdicts else None,
         "measures": tabulate_verdict(verdicts[-1]) if verdicts else [],
-        "verdict_figure": safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        "verdict_figure": safe(draw_verdict(verdicts[-1])) if verdicts else None,
         "plans": tabulate_plans(project.plans, info.recommendation.recommended),
         "plans_figure": safe(draw_plans_figure(info)),
         "copies": _describe_copies(project),
@@ -473,7 +473,7 @@ def _draw_rate_search(training: TrainingInfo) -> str:
 
 
 @charts.house_style()
-def _draw_verdict(verdict: dict) -> str:
+def draw_verdict(verdict: dict) -> str:
     """Seed by seed: the control, before, and after."""
     metrics = verdict["metrics"]
     figure, panels = charts.panels(len(metrics), len(metrics), width=3.4 * len(metrics), height=2.6)

@@ -88,6 +88,8 @@ class Verdict:
         made: when, as local time.
         what: what was judged, in words.
         removed, relabelled: how many instances.
+        edited, added: how many instances have other cells, and how many are new; 0 but for
+            `dross.compare`.
         seeds: how many times every measured row was measured, each time by other models.
         metrics: what decides. For classes `error`, the share of given labels that a model does not
             predict, and `log loss`, which counts that some given labels are wrong: predicted
@@ -124,6 +126,8 @@ class Verdict:
     nested: bool
     rows: int
     noise: float
+    edited: int = 0
+    added: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
@@ -165,6 +169,7 @@ class Setup:
 
     edits: ChosenEdits
     model: str  # which model judges
+    changed: Mapping[str, int] | None = None  # how many rows, where the edits do not say it all
     is_estimator: bool = False  # whether it is user-defined
     groups: np.ndarray | None = None  # the group of each measured row, as for `compare_metric`
     classes: Sequence[str] = ()  # their names; none for a regression
@@ -302,12 +307,16 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
     decided = decide_verdict(metrics, read)
     if decided == IMPROVED and setup.nested and edits.ranked:
         decided = INCONCLUSIVE  # the models that measure helped to choose the list
+    changed = {"removed": len(edits.removed), "relabelled": len(edits.relabelled)}
+    changed |= setup.changed or {}
     seeds, _, rows = next(iter(measures.values())).shape
     verdict = Verdict(
         made=time.strftime("%Y-%m-%d %H:%M"),
         what=edits.what,
-        removed=len(edits.removed),
-        relabelled=len(edits.relabelled),
+        removed=changed["removed"],
+        relabelled=changed["relabelled"],
+        edited=changed.get("edited", 0),
+        added=changed.get("added", 0),
         seeds=seeds,
         metrics=metrics,
         plain=plain,
@@ -366,11 +375,13 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
         WORSE: f"{model} got worse",
         INCONCLUSIVE: f"{model} did not change by more than chance would explain",
     }[verdict.verdict]
-    edits = []
-    if verdict.removed:
-        edits.append(f"{verdict.removed:,} removed")
-    if verdict.relabelled:
-        edits.append(f"{verdict.relabelled:,} relabeled")
+    counts = {
+        "removed": verdict.removed,
+        "relabeled": verdict.relabelled,
+        "edited": verdict.edited,
+        "added": verdict.added,
+    }
+    edits = [f"{count:,} {name}" for name, count in counts.items() if count]
     measures = sorted(verdict.metrics.items(), key=lambda item: not item[1].is_clear)
     changes = "; ".join(describe_metric(name, metric) for name, metric in measures)
     where = f"{verdict.rows:,} test rows"
@@ -382,7 +393,7 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
             f"{verdict.seeds} bootstrap samples of the training rows (training gives the same "
             "model with every seed)"
         )
-    sentence = f"{opening} with {' and '.join(edits)}: {changes}; on {where} ({repetitions})."
+    sentence = f"{opening} with {_list(edits)}: {changes}; on {where} ({repetitions})."
     explained = explain_error(verdict.noise) if ERROR in verdict.metrics else ""
     if explained and LOG_LOSS in verdict.metrics:
         explained += " The log loss takes them into account."
@@ -505,6 +516,11 @@ def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
         f"After these edits no training instance of {name_some(gone)} is left: no model can "
         f"predict {it}, and {tests}."
     )
+
+
+def _list(words: Sequence[str]) -> str:
+    """As in "3 removed, 2 edited and 1 added"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _round_up(value: float) -> str:

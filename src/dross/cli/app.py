@@ -24,7 +24,7 @@ app = typer.Typer(
     "relabeling or removing them helps.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes about a minute.",
     epilog="Exit codes: 0: success, whatever the verdict. 1: an error, explained on stderr. 2: a "
-    "wrong option or argument. 130: stopped with Ctrl-C; run the same command again to continue.",
+    "wrong option or argument. 3: worse, with dross compare --fail-if-worse. 130: stopped with Ctrl-C; run the same command again to continue.",
 )
 Command = Callable[..., None]
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from .._checks import check_folder
 from ..errors import InvalidInput
@@ -320,16 +320,9 @@ def judge(
         bool, Option("--decisions", help="Judge the decisions made on the review page.")
     ] = False,
     plan: option.PlanName = None,
-    seeds: Annotated[
-        int | None, Option(metavar="N", help="The number of fresh seeds. Default: 10.")
-    ] = None,
-    quick: Annotated[
-        bool,
-        Option("--quick", help="Use fewer seeds, for a first impression."),
-    ] = False,
-    jobs: Annotated[
-        int, Option(min=1, metavar="N", help="The number of processes to train in.")
-    ] = 1,
+    seeds: option.Seeds = None,
+    quick: option.Quick = False,
+    jobs: option.Jobs = 1,
     estimator: option.Estimator = None,
     device: option.Device = None,
     trust_code: option.TrustCode = None,
@@ -379,6 +372,102 @@ def judge(
     elif not quiet:
         print_verdict(verdict)
         say_path(f"The report has the details: {run / 'report.html'}")
+
+
+@command(app, examples=option.COMPARE_EXAMPLES)
+def compare(
+    before: Annotated[
+        str, Argument(help="The data before the change: a table, or a folder of images.")
+    ],
+    after: Annotated[str, Argument(help="The same data after the change.")],
+    label: option.Label = None,
+    text: option.TextColumn = None,
+    images: option.ImageColumn = None,
+    labels: option.Labels = None,
+    test: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="A test set that the change has not used. Default: models are evaluated on every "
+            "part of BEFORE in turn.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="The column that identifies a row in both files. Default: rows are matched by "
+            "their content.",
+        ),
+    ] = None,
+    task: option.Task = None,
+    column: option.Column = None,
+    separator: option.Separator = None,
+    na: option.Missing = None,
+    sheet: option.Sheet = None,
+    backbone: option.Backbone = None,
+    estimator: option.Estimator = None,
+    seeds: option.Seeds = None,
+    quick: option.Quick = False,
+    jobs: option.Jobs = 1,
+    seed: option.Seed = 0,
+    device: option.Device = None,
+    fail_if_worse: Annotated[
+        bool,
+        Option("--fail-if-worse", help="Exit with code 3 if the verdict is worse: a check in CI."),
+    ] = False,
+    out: option.Out = None,
+    overwrite: option.Overwrite = False,
+    quiet: option.Quiet = False,
+    as_json: option.Json = False,
+) -> None:
+    """Judge a change of a data set, whoever made it: another tool, a vendor, a script, a colleague.
+
+    For every seed, three models start from the same weights: one is trained on BEFORE, one on
+    AFTER, and one on BEFORE with a random change of the same size. They are evaluated on the test
+    set if there is one, and otherwise on every part of BEFORE in turn, by models on which neither
+    this part nor its changes had an effect. The verdict is improved, worse, or inconclusive.
+
+    The folder of the results gets report.html, comparison.json, and summary.md for a comment on a
+    pull request. Neither file is changed.
+    """
+    from ..cleaning.compare import compare as compare_versions
+    from ..cleaning.compare import default_folder
+
+    folder = default_folder(before, after) if out is None else out
+    verdict = compare_versions(
+        before,
+        after,
+        label,
+        test=test,
+        key=key,
+        out=folder,
+        text=text,
+        images=images,
+        task=task,
+        columns=dict(map(_read_column_kind, column or [])),
+        separator=separator,
+        na=na or None,
+        sheet=sheet,
+        labels=labels,
+        backbone=backbone,
+        estimator=estimator,
+        seeds=seeds,
+        quick=quick,
+        seed=seed,
+        device=device,
+        n_jobs=jobs,
+        overwrite=overwrite,
+        progress=not quiet,
+        say=choose_say(quiet, as_json),
+    )
+    if as_json:
+        print_json(verdict_as_json(verdict, folder))
+    elif not quiet:
+        print_verdict(verdict)
+        say_path(f"The report has the details: {folder / 'report.html'}")
+    if fail_if_worse and verdict.verdict == "worse":
+        raise Exit(code=3)
 
 
 @command(app)

@@ -22,6 +22,11 @@ JUDGE_EXAMPLES = (
     "dross judge runs/people --remove 50 --estimator sklearn:HistGradientBoostingClassifier",
     "dross judge runs/people --estimator mymodels:pipeline",
 )
+COMPARE_EXAMPLES = (
+    "dross compare before.csv after.csv --label income",
+    "dross compare before.csv after.csv --label income --test test.csv --key customer",
+    "dross compare before.csv after.csv --label income --fail-if-worse --json",
+)
 # headings under which `dross clean --help` groups its options
 _INPUT = "How to read the data"
 _TRAINING = "What to train"
@@ -277,3 +282,6 @@ Estimator = Annotated[
         "module:function that returns an estimator.",
     ),
 ]
+Seeds = Annotated[int | None, Option(metavar="N", help="The number of fresh seeds. Default: 10.")]
+Quick = Annotated[bool, Option("--quick", help="Use fewer seeds, for a first impression.")]
+Jobs = Annotated[int, Option(min=1, metavar="N", help="The number of processes to train in.")]

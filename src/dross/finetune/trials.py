@@ -257,7 +257,7 @@ def judge_chats(
     return Judgment(
         setup=Setup(edits, options.model),
         learner=ChatLearner(Tuner(loaded, examples, options, device), edits.removed),
-        pieces=[Piece((number,), everything) for number in range(seeds)],
+        pieces=[Piece((number,), everything, everything) for number in range(seeds)],
         seeds=seeds,
         settings={"removed": digest_bytes(np.sort(edits.removed).tobytes()), "seeds": seeds},
     )
