@@ -194,7 +194,7 @@ def compare(
             prepared=data,
             folder=folder,
             progress=progress,
-            say=say,
+            say=lambda _: None,  # of a search whose options `compare` does not have
             backbone=backbone,
             device=where,
         )
@@ -204,6 +204,7 @@ def compare(
             with overall_progress("dross compare", _STAGES, show=progress) as stages:
                 stages.begin("search", bars=count_trainings(job))
                 job, searched = find_recipe(job)
+                say(f"Model: {searched.recipe.model if model is None else model.name}.")
                 stages.begin("copies")
                 copies, _ = find_copies(job.prepared, progress=progress)
                 judgement = judge_change(
