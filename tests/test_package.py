@@ -32,6 +32,7 @@ PUBLIC = [
     "Scores",
     "clean",
     "clean_chats",
+    "compare",
     "expected_error",
     "export",
     "judge",
@@ -59,7 +60,7 @@ def loaded_by(code):
 INSTALLED = "numpy sklearn scipy pandas pyarrow matplotlib starlette uvicorn jinja2 joblib PIL"
 
 
-CLEANING = {"Project", "clean", "clean_chats", "export", "judge"}
+CLEANING = {"Project", "clean", "clean_chats", "compare", "export", "judge"}
 
 
 def test_a_name_of_the_engine_imports_only_the_core():

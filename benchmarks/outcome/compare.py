@@ -226,11 +226,11 @@ def show(lines: list[dict]) -> None:
     for name in CHANGES:
         own = [line["found"] for line in lines if line["change"] == name]
         found = Counter((one["verdict"], say_truth(one["truth"])) for one in own)
-        other = lambda verdict: found[verdict, "unclear"] + found[verdict, "mixed"]
+        other = {name: found[name, "unclear"] + found[name, "mixed"] for name in verdicts}
         print(
-            f"| {name} | {len(own)} | {found['improved', 'better']}, {other('improved')}, "
+            f"| {name} | {len(own)} | {found['improved', 'better']}, {other['improved']}, "
             f"{found['improved', 'worse']} | {sum(found['inconclusive', t] for t in truths)} | "
-            f"{found['worse', 'worse']}, {other('worse')}, {found['worse', 'better']} |"
+            f"{found['worse', 'worse']}, {other['worse']}, {found['worse', 'better']} |"
         )
 
 

@@ -142,7 +142,7 @@ def test_other_data_are_refused(frame, read):
 def test_a_key_must_identify_rows(frame, read):
     after = frame.copy()
     after.loc[4, "key"] = "k5"
-    with pytest.raises(dross.InvalidInput, match="'key' is 'k5' in 2 rows of .*after.csv"):
+    with pytest.raises(dross.InvalidInput, match=r"'key' is 'k5' in 2 rows of .*after.csv"):
         read(frame, after, key="key")
     with pytest.raises(dross.InvalidInput, match="nothere"):
         read(frame, edit(frame), key="nothere")

@@ -348,7 +348,7 @@ def _match_contents(
     contents = [_list_contents(request.data, before), _list_contents(request.after, after)]
     labels = [before.labels.tolist(), after.labels.tolist()]
     pairs = []
-    left = [range(len(before)), range(len(after))]
+    left = [list(range(len(before))), list(range(len(after)))]
     for named in (list(map(list, map(zip, contents, labels))), contents):
         places: dict[Any, list[int]] = {}
         for two in reversed(left[1]):
