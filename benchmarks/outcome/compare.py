@@ -150,7 +150,7 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
     )
     groups = np.array([place.get(int(i), count + number) for number, i in enumerate(rows)])
     started = time.monotonic()
-    judgement = compare.judge_change(
+    judgment = compare.judge_change(
         data,
         change,
         Recipe("linear", (case.x.shape[1],), len(names)),
@@ -161,7 +161,7 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
         assignments=1,
         model=find_model(judges.make(case)[model], data.source.task),
     )
-    verdict = reach_verdict(judgement.measure(), judgement.setup)
+    verdict = reach_verdict(judgment.measure(), judgment.setup)
     return {
         "verdict": verdict.verdict,
         "sentence": verdict.sentence,
@@ -220,7 +220,7 @@ def show(lines: list[dict]) -> None:
     for verdict in verdicts:
         print(f"| {verdict} | {' | '.join(str(counts[verdict, name]) for name in truths)} |")
     print(
-        "\n| change | judgements | improved: truth better, other, worse | inconclusive | worse: truth worse, other, better |"
+        "\n| change | judgments | improved: truth better, other, worse | inconclusive | worse: truth worse, other, better |"
     )
     print("| --- | --- | --- | --- | --- |")
     for name in CHANGES:

@@ -16,7 +16,7 @@ from dross.cleaning.estimators import Estimators, find_model
 from dross.cleaning.inputs import Request
 from dross.cleaning.task import CLASSIFICATION
 from dross.cleaning.training import Recipe
-from tests.cleaning.made_judgements import know_noise, overlapping, prepare
+from tests.cleaning.made_judgments import know_noise, overlapping, prepare
 from tests.quick_cleaning import quick_cleaning
 
 COUNT = 160
@@ -155,7 +155,7 @@ def test_an_unknown_class_is_refused(frame, read):
         read(frame, after)
 
 
-# --- the judgement --------------------------------------------------------------------------------
+# --- the judgment --------------------------------------------------------------------------------
 
 
 class Spy(GaussianNB):
@@ -186,7 +186,7 @@ def test_what_the_models_learn(monkeypatch):
     data = prepare(numbered, y, 60)
     relabelled = {7: str(1 - y[7])}
     change = Change(removed=[0, 1, 2], relabelled=relabelled, edited={9: 58}, added=[59])
-    judgement = judge_change(
+    judgment = judge_change(
         data,
         change,
         Recipe("linear", (numbered.shape[1],), 2),
@@ -197,7 +197,7 @@ def test_what_the_models_learn(monkeypatch):
         assignments=1,
         model=find_model(Spy(), CLASSIFICATION),
     )
-    judgement.measure()
+    judgment.measure()
     assert len(Spy.fitted) == 2 * 5 * 3
     for start in range(0, len(Spy.fitted), 3):
         before, after, control = Spy.fitted[start : start + 3]

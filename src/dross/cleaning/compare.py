@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ from ..engine.device import choose_device
 from ..errors import InvalidInput
 from .checked_labels import group_copies
 from .duplicates import find_copies
-from .edits import ChosenEdits
-from .estimators import Estimators, JudgingModel, find_model
+from .edits import ChosenEdits, NothingToChange
+from .estimators import JudgingModel, find_model
 from .files import find_place, is_folder, stem_of
 from .images import digest_image
 from .inputs import (
@@ -48,14 +47,13 @@ from .job import Job
 from .judge import (
     QUICK_SEEDS,
     SEEDS,
-    Judgement,
+    Judgment,
     RowLearner,
     append_test_rows,
     check_seeds,
+    choose_judges,
     divide_into_folds,
     divide_passes,
-    predict_with_networks,
-    try_estimators,
 )
 from .label_noise import PRIORS, Rows, estimate_label_noise, principal_components
 from .measures import tabulate_verdict
@@ -141,8 +139,8 @@ def compare(
         `added`. It is also written to the folder: report.html, summary.md and comparison.json.
 
     Raises:
-        InvalidInput: the data or an argument cannot be used, the versions have no row in common, or
-            they do not differ.
+        InvalidInput: the data or an argument cannot be used, or the versions have no row in common
+            or do not differ.
         DrossError: the folder cannot be written.
 
     Example:
@@ -207,7 +205,7 @@ def compare(
                 say(f"Model: {searched.recipe.model if model is None else model.name}.")
                 stages.begin("copies")
                 copies, _ = find_copies(job.prepared, progress=progress)
-                judgement = judge_change(
+                judgment = judge_change(
                     job.prepared,
                     change,
                     replace(searched.recipe, device=str(where)),
@@ -219,10 +217,10 @@ def compare(
                     model=model,
                 )
                 stages.begin("judging")
-                settings = {"job": info.job, **judgement.settings}
+                settings = {"job": info.job, **judgment.settings}
                 store = ResultStore.under(folder / "judging", settings)
-                values = judgement.measure(store, n_jobs=n_jobs, progress=progress)
-            verdict = reach_verdict(values, judgement.setup)
+                values = judgment.measure(store, n_jobs=n_jobs, progress=progress)
+            verdict = reach_verdict(values, judgment.setup)
             names = (_name(before), _name(after))
             write_comparison(folder, verdict, change, data, changed, names)
             delete_written(folder, "judging")
@@ -324,7 +322,7 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
         added=sorted(set(numbers.values()) - set(replaced.values())),
     )
     if not any(change.counts.values()):
-        raise InvalidInput(
+        raise NothingToChange(
             f"{request.data} and {request.after} have the same rows with the same labels: there "
             "is nothing to compare."
         )
@@ -345,21 +343,32 @@ def _match_contents(
     request: Request, before: Source, after: Source
 ) -> tuple[Pairs, dict[int, int]]:
     """Rows with the same content, the same label first; then edited rows, if none was moved."""
-    contents = [_list_contents(request.data, before), _list_contents(request.after, after)]
-    labels = [before.labels.tolist(), after.labels.tolist()]
-    pairs = []
-    left = [list(range(len(before))), list(range(len(after)))]
-    for named in (list(map(list, map(zip, contents, labels))), contents):
-        places: dict[Any, list[int]] = {}
-        for two in reversed(left[1]):
-            places.setdefault(named[1][two], []).append(two)
-        found = [(one, same.pop()) for one in left[0] if (same := places.get(named[0][one]))]
-        pairs += found
-        for version in (0, 1):
-            gone = {pair[version] for pair in found}
-            left[version] = [id for id in left[version] if id not in gone]
-    in_place = set(left[0]) & set(left[1]) if len(before) == len(after) else set()
-    return pairs, {id: id for id in sorted(in_place)}
+    contents = _list_contents(request.data, before), _list_contents(request.after, after)
+    labelled = list(zip(contents[0], before.labels)), list(zip(contents[1], after.labels))
+    left = list(range(len(before))), list(range(len(after)))
+    same = _pair_up(*labelled, *left)
+    left = _without(same, *left)
+    relabeled = _pair_up(*contents, *left)
+    left = _without(relabeled, *left)
+    stayed = set(left[0]) & set(left[1]) if len(before) == len(after) else set()
+    return [*same, *relabeled], {id: id for id in sorted(stayed)}
+
+
+def _pair_up(
+    one: Sequence[Any], other: Sequence[Any], ids: Sequence[int], others: Sequence[int]
+) -> Pairs:
+    """Pairs of ids whose values are equal; each id is used once, and the first ones first."""
+    places: dict[Any, list[int]] = {}
+    for id in reversed(others):
+        places.setdefault(other[id], []).append(id)
+    return [(id, places[one[id]].pop()) for id in ids if places.get(one[id])]
+
+
+def _without(pairs: Pairs, ids: list[int], others: list[int]) -> tuple[list[int], list[int]]:
+    """The ids that are not in pairs."""
+    used = {id for id, _ in pairs}
+    taken = {id for _, id in pairs}
+    return [id for id in ids if id not in used], [id for id in others if id not in taken]
 
 
 def _list_contents(path: str | None, source: Source) -> list[str]:
@@ -412,7 +421,7 @@ def _read_keys(path: str, request: Request, source: Source) -> list[str]:
     return keys.tolist()
 
 
-# --- the judgement --------------------------------------------------------------------------------
+# --- the judgment --------------------------------------------------------------------------------
 
 
 def judge_change(
@@ -426,8 +435,8 @@ def judge_change(
     seeds: int,
     assignments: int,
     model: JudgingModel | None = None,
-) -> Judgement:
-    """A judgement on test rows, or on all rows before the change in folds.
+) -> Judgment:
+    """A judgment on test rows, or on all rows before the change in folds.
 
     Arguments:
         data: The rows before and then the new ones are the training set.
@@ -474,28 +483,21 @@ def judge_change(
     left |= set(data.part("train").labels[stays].tolist())
     vanished = [name for name in classes if name not in left]
     notes = [] if names is None else [warn_of_vanished(vanished, names)]
-    settings = {
+    settings: dict[str, Any] = {
         "recipe": asdict(recipe.settings),
         "seeds": seeds,
         "assignments": assignments if nested else 0,
         "labels": label_kind,
     }
-    resampled = False
-    predict = partial(predict_with_networks, recipe)
-    if model is not None:
-        estimators = Estimators(model, rows.classes, data.scale)
-        estimators, warned = try_estimators(estimators, x, y, pieces[0].fold)
-        resampled = estimators.resample
-        predict = estimators.predict
-        notes += [f"The model warns: {line}" for line in warned[:1]]
-        settings["estimator"] = model.describe() | {"resampled": resampled}
+    judges = choose_judges(model, recipe, data, x, pieces[0].fold)
+    settings["estimator"] = judges.settings
     z = principal_components(rows.x)
     noise = None
     if not nested:
         given = np.setdiff1d(np.arange(len(rows)), new)
         noise = estimate_label_noise(rows.take(given), PRIORS[label_kind], z=z[given])
     learner = RowLearner(
-        predict=predict,
+        predict=judges.predict,
         rows=rows,
         x=x,
         y=y,
@@ -510,16 +512,16 @@ def judge_change(
     setup = Setup(
         edits=edits,
         changed=change.counts,
-        model=recipe.model if model is None else model.name,
+        model=judges.name,
         is_estimator=model is not None,
         groups=rows.groups[measured],
         classes=classes,
         class_of_row=names,
-        notes=notes,
-        resampled=resampled,
+        notes=[*notes, *judges.notes],
+        resampled=judges.resampled,
         nested=nested,
     )
-    return Judgement(setup, learner, pieces, seeds, settings)
+    return Judgment(setup, learner, pieces, seeds, settings)
 
 
 def choose_measured(count: int, change: Change) -> np.ndarray:

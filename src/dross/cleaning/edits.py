@@ -14,7 +14,7 @@ BY_DECISIONS = "decisions"
 
 
 class NothingToChange(InvalidInput):
-    """No change is recommended, and nobody has decided on one: nothing is wrong."""
+    """There is no change to judge, or none between two versions: nothing is wrong."""
 
 
 @dataclass(frozen=True)

@@ -374,23 +374,17 @@ def judge_rows(
             ]
         ),
     }
-    resampled = False
-    predict = partial(predict_with_networks, recipe)
-    if model is not None:
-        if vanished and len(vanished) >= len(y.unique()) - 1:
-            raise InvalidInput(
-                "After these edits, only one class has training instances: there is nothing left "
-                f"to distinguish, so {model.name} cannot be trained. Remove fewer."
-            )
-        estimators = Estimators(model, rows.classes, data.scale)
-        estimators, warned = try_estimators(estimators, x, y, pieces[0].fold)
-        resampled = estimators.resample
-        predict = estimators.predict
-        notes += [f"Warning from the model: {line}" for line in warned[:1]]
-        settings["estimator"] = model.describe() | {"resampled": resampled}
+    if model is not None and vanished and len(vanished) >= len(y.unique()) - 1:
+        raise InvalidInput(
+            "After these edits, only one class has training instances: there is nothing left to "
+            f"distinguish, so {model.name} cannot be trained. Remove fewer."
+        )
+    judges = choose_judges(model, recipe, data, x, pieces[0].fold)
+    if judges.settings is not None:
+        settings["estimator"] = judges.settings
     z = principal_components(rows.x)
     learner = RowLearner(
-        predict=predict,
+        predict=judges.predict,
         rows=rows,
         x=x,
         y=y,
@@ -404,34 +398,56 @@ def judge_rows(
     )
     setup = Setup(
         edits=edits,
-        model=recipe.model if model is None else model.name,
+        model=judges.name,
         is_estimator=model is not None,
         groups=rows.groups[measured],
         classes=classes,
         class_of_row=names,
-        notes=notes,
-        resampled=resampled,
+        notes=[*notes, *judges.notes],
+        resampled=judges.resampled,
         nested=nested,
     )
     return Judgment(setup, learner, pieces, seeds, settings)
 
 
-def try_estimators(
-    estimators: Estimators, x: Tensor, y: Tensor, fold: np.ndarray
-) -> tuple[Estimators, list[str]]:
-    """The estimators, resampling if seeds make no difference to them; and their warnings.
+class Judges(NamedTuple):
+    """The models that a verdict is reached with."""
+
+    predict: Callable[..., Iterator[tuple[np.ndarray | None, np.ndarray]]]
+    name: str
+    resampled: bool = False  # whether each seed draws a bootstrap sample of the training rows
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] | None = None  # everything that decides what they predict, as JSON
+
+
+def choose_judges(
+    model: JudgingModel | None, recipe: Recipe, data: PreparedData, x: Tensor, fold: np.ndarray
+) -> Judges:
+    """Networks, or estimators that resample if seeds make no difference to them.
 
     Arguments:
-        estimators: Without resampling.
-        x: The inputs of all rows.
-        y: The labels of the training rows, the first ones.
-        fold: bool [rows]: they are tried on these rows, after training on the others.
+        model: An estimator to judge with instead of networks.
+        recipe: Of the networks.
+        data: With the targets of the training rows.
+        x: The inputs of all rows, the training rows first.
+        fold: bool [rows]: estimators are tried on these rows, after training on the others.
     """
+    if model is None:
+        return Judges(partial(predict_with_networks, recipe), recipe.model)
+    y = data.y["train"]
+    estimators = Estimators(model, len(data.source.classes), data.scale)
     learned = torch.from_numpy(np.flatnonzero(~fold[: len(y)]))
     seeds = [mix_seeds(FRESH, len(y), number) for number in (0, 1)]
     queries = x[torch.from_numpy(fold)]
     differ, warned = estimators.try_seeds(x[learned], y[learned], queries, seeds)
-    return replace(estimators, resample=not differ), warned
+    estimators = replace(estimators, resample=not differ)
+    return Judges(
+        predict=estimators.predict,
+        name=model.name,
+        resampled=not differ,
+        notes=tuple(f"Warning from the model: {line}" for line in warned[:1]),
+        settings=model.describe() | {"resampled": not differ},
+    )
 
 
 def _encode_labels(edits: Edits, data: PreparedData) -> Edits:

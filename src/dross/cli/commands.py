@@ -27,7 +27,9 @@ from .output import (
 )
 
 if TYPE_CHECKING:
+    from ..cleaning.edits import NothingToChange
     from ..cleaning.project import Project
+    from ..cleaning.verdict import Verdict
 
 
 @command(app)
@@ -361,17 +363,26 @@ def judge(
             estimator=estimator,
             progress=not quiet,
         )
-    except NothingToChange as nothing:  # an answer, not an error
-        if as_json:
-            print_json({"folder": str(run), "verdict": None, "sentence": str(nothing)})
-        elif not quiet:
-            say(str(nothing))
+    except NothingToChange as nothing:
+        _print_no_verdict(nothing, run, quiet, as_json)
         return
+    _print_verdict(verdict, run, quiet, as_json)
+
+
+def _print_verdict(verdict: "Verdict", folder: Path, quiet: bool, as_json: bool) -> None:
     if as_json:
-        print_json(verdict_as_json(verdict, run))
+        print_json(verdict_as_json(verdict, folder))
     elif not quiet:
         print_verdict(verdict)
-        say_path(f"The report has the details: {run / 'report.html'}")
+        say_path(f"The report has the details: {folder / 'report.html'}")
+
+
+def _print_no_verdict(nothing: "NothingToChange", folder: Path, quiet: bool, as_json: bool) -> None:
+    """There is nothing to judge: an answer, not an error."""
+    if as_json:
+        print_json({"folder": str(folder), "verdict": None, "sentence": str(nothing)})
+    elif not quiet:
+        say(str(nothing))
 
 
 @command(app, examples=option.COMPARE_EXAMPLES)
@@ -433,39 +444,40 @@ def compare(
     """
     from ..cleaning.compare import compare as compare_versions
     from ..cleaning.compare import default_folder
+    from ..cleaning.edits import NothingToChange
 
     folder = default_folder(before, after) if out is None else out
-    verdict = compare_versions(
-        before,
-        after,
-        label,
-        test=test,
-        key=key,
-        out=folder,
-        text=text,
-        images=images,
-        task=task,
-        columns=dict(map(_read_column_kind, column or [])),
-        separator=separator,
-        na=na or None,
-        sheet=sheet,
-        labels=labels,
-        backbone=backbone,
-        estimator=estimator,
-        seeds=seeds,
-        quick=quick,
-        seed=seed,
-        device=device,
-        n_jobs=jobs,
-        overwrite=overwrite,
-        progress=not quiet,
-        say=choose_say(quiet, as_json),
-    )
-    if as_json:
-        print_json(verdict_as_json(verdict, folder))
-    elif not quiet:
-        print_verdict(verdict)
-        say_path(f"The report has the details: {folder / 'report.html'}")
+    try:
+        verdict = compare_versions(
+            before,
+            after,
+            label,
+            test=test,
+            key=key,
+            out=folder,
+            text=text,
+            images=images,
+            task=task,
+            columns=dict(map(_read_column_kind, column or [])),
+            separator=separator,
+            na=na or None,
+            sheet=sheet,
+            labels=labels,
+            backbone=backbone,
+            estimator=estimator,
+            seeds=seeds,
+            quick=quick,
+            seed=seed,
+            device=device,
+            n_jobs=jobs,
+            overwrite=overwrite,
+            progress=not quiet,
+            say=choose_say(quiet, as_json),
+        )
+    except NothingToChange as nothing:
+        _print_no_verdict(nothing, folder, quiet, as_json)
+        return
+    _print_verdict(verdict, folder, quiet, as_json)
     if fail_if_worse and verdict.verdict == "worse":
         raise Exit(code=3)
 
