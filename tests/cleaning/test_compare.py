@@ -16,7 +16,7 @@ from dross.cleaning.estimators import Estimators, find_model
 from dross.cleaning.inputs import Request
 from dross.cleaning.task import CLASSIFICATION
 from dross.cleaning.training import Recipe
-from tests.cleaning.made_judgments import know_noise, overlapping, prepare
+from tests.cleaning.made_judgements import know_noise, overlapping, prepare
 from tests.quick_cleaning import quick_cleaning
 
 COUNT = 160
