@@ -6,7 +6,7 @@ import pytest
 
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import Column
-from dross.cleaning.tables import TableEncoder, describe_columns, infer_columns
+from dross.cleaning.tables import TableEncoder, describe_columns, infer_columns, parse_times
 
 
 def test_given_kinds_take_precedence_over_inferred_ones():
@@ -188,3 +188,18 @@ def test_dates_are_dates(date):
     cells = [date.format(d=k % 28 + 1, m=k % 12 + 1) for k in range(100)]
     (column,) = infer_columns(pandas.DataFrame({"when": cells}, dtype=object), {})
     assert column.kind == "date"
+
+
+@pytest.mark.parametrize(
+    ("cells", "month"),
+    [
+        (["08.04.2024", "09.04.2024"], 4),  # with dots the day comes first
+        (["25/04/2024", "08/04/2024"], 4),
+        (["04/25/2024", "04/08/2024"], 4),
+        (["2024-04-25", "2024-04-08"], 4),
+    ],
+)
+def test_the_day_and_the_month_of_a_date_are_told_apart(cells, month):
+    times = parse_times(pandas.Series(cells, dtype=object))
+    days = pandas.Timestamp("2000-01-01") + pandas.to_timedelta(times, unit="D")
+    assert set(days.month) == {month}

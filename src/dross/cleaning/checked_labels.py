@@ -26,6 +26,7 @@ from .plans import describe_actions
 from .project import Project
 from .project_files import INFO, delete_written, read_intact, read_sealed, write_sealed
 from .project_info import ProjectInfo
+from .splits import join_groups
 
 _FILE = "checked.json"  # the labels that the kept results were computed with
 _FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation set needs
@@ -202,7 +203,8 @@ def make_rows(
     """The training rows in their order, and after them those of a validation file.
 
     Validation rows whose label is wrong are left out, and corrected labels replace the given
-    ones; of two classes, a wrong label is the other one. Copies of each other share a group.
+    ones; of two classes, a wrong label is the other one. Copies of each other share a
+    group, and so do rows that the user groups.
     Numbers are in the units of the label.
 
     Arguments:
@@ -240,7 +242,10 @@ def make_rows(
         encode(labels),
         len(classes),
         given=encode(given),
-        groups=group_copies(copies, {"train": 0, "validation": trained}, len(ids)),
+        groups=join_groups(
+            group_copies(copies, {"train": 0, "validation": trained}, len(ids)),
+            None if data.source.groups is None else data.source.groups[ids],
+        ),
         validation=validation,
         checked=is_checked,
     )

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import torch
 
 from .._io import digest_json, temporary_folder, write_bytes
@@ -33,7 +32,7 @@ from .checked_labels import group_copies
 from .duplicates import find_copies
 from .edits import ChosenEdits, NothingToChange
 from .estimators import JudgingModel, find_model
-from .files import find_place, is_folder, stem_of
+from .files import find_place, stem_of
 from .images import digest_image
 from .inputs import (
     Request,
@@ -58,14 +57,15 @@ from .judge import (
 from .label_noise import PRIORS, Rows, estimate_label_noise, principal_components
 from .measures import tabulate_verdict
 from .memory import is_in_memory, keep_files
-from .modality import PreparedData, Source, data_digest
+from .modality import PreparedData, Source, data_digest, join_sources
 from .model_choice import choose_backbone, count_trainings, find_recipe
 from .pipeline import make_request
 from .project import claimed_folder
 from .project_files import USUAL, delete_written, write_sealed
 from .project_info import JobInfo, Options
 from .report import draw_verdict
-from .tables import as_text, read_frame
+from .splits import join_groups
+from .tables import as_text
 from .task import parse_numbers
 from .training import Recipe
 from .verdict import Setup, Verdict, reach_verdict, warn_of_vanished
@@ -83,6 +83,7 @@ def compare(
     *,
     test: Any = None,
     key: str | None = None,
+    group: str | None = None,
     out: str | os.PathLike | None = None,
     text: str | None = None,
     images: str | None = None,
@@ -118,6 +119,7 @@ def compare(
             used it.
         key: the column that identifies a row in both versions. By default rows are matched by their
             content.
+        group: a column of rows that belong together, as for `dross.clean`.
         out: the folder of the report; by default one in runs/.
         text, images, task, columns, separator, na, sheet: how to read the data, as for
             `dross.clean`.
@@ -164,12 +166,13 @@ def compare(
         "na": None if na is None else list(na),
         "sheet": sheet,
         "backbone": backbone,
+        "group": group,
+        "key": key,
     }
     folder = default_folder(before, after) if out is None else Path(out)
     say = say or (lambda _: None)
     with temporary_folder() if is_in_memory(before) else nullcontext(folder) as place:
         request = make_request(before, label, {"after": after, "test": test}, reading, place)
-        request = replace(request, key=key)
         located = request.located(place)
         if located.is_code:
             raise InvalidInput("Pass files, folders or the data themselves, not module:function.")
@@ -209,7 +212,10 @@ def compare(
                     job.prepared,
                     change,
                     replace(searched.recipe, device=str(where)),
-                    groups=group_copies(copies, {"train": 0}, len(data.parts["train"])),
+                    groups=join_groups(
+                        group_copies(copies, {"train": 0}, len(data.parts["train"])),
+                        data.part("train").groups,
+                    ),
                     what=f"the change from {_name(before)} to {_name(after)}",
                     label_kind=job.labels,
                     seeds=seeds,
@@ -290,8 +296,6 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
     """
     assert request.after is not None
     place = find_place(request.after)
-    if request.key is not None:
-        request = replace(request, columns={request.key: "ignore", **request.columns})
     sources = read_sources(request)
     before = sources["train"]
     after = read_like(before, place, request)
@@ -327,12 +331,7 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
             "is nothing to compare."
         )
     new = after.take(other)
-    whole = replace(
-        before,
-        content=pandas.concat([before.content, new.content], ignore_index=True),
-        labels=np.concatenate([before.labels, new.labels]),
-        rows=np.concatenate([before.rows, new.rows]),
-    )
+    whole = join_sources([before, new])
     return encode_sources(request, {**sources, "train": whole}), change, new
 
 
@@ -391,9 +390,10 @@ def _list_contents(path: str | None, source: Source) -> list[str]:
 def _match_keys(request: Request, before: Source, after: Source) -> tuple[Pairs, dict[int, int]]:
     """Rows with the same key; those whose content differs are edited."""
     assert request.after is not None and request.key is not None
+    assert before.keys is not None and after.keys is not None
     keys = [
-        _read_keys(request.data, request, before),
-        _read_keys(request.after, request, after),
+        _check_keys(request.data, request.key, before.keys),
+        _check_keys(request.after, request.key, after.keys),
     ]
     place = {key: two for two, key in enumerate(keys[1])}
     both = [(one, place[key]) for one, key in enumerate(keys[0]) if key in place]
@@ -402,21 +402,15 @@ def _match_keys(request: Request, before: Source, after: Source) -> tuple[Pairs,
     return pairs, dict(sorted(set(both) - set(pairs)))
 
 
-def _read_keys(path: str, request: Request, source: Source) -> list[str]:
+def _check_keys(path: str, name: str, keys: np.ndarray) -> list[str]:
     """The key of each row; raises InvalidInput where it does not identify the row."""
-    place = find_place(path)
-    if is_folder(place):
-        raise InvalidInput(f"{path} is a folder, and `key` names a column. Leave it out.")
-    assert request.key is not None
-    frame, _ = read_frame(place, reading=request.reading, needed=[request.key])
-    keys = as_text(frame[request.key].loc[source.rows]).fillna("").str.strip()
-    repeated = keys[keys.duplicated(keep=False)]
-    if len(repeated):
-        example = repeated.iloc[0]
+    values, counts = np.unique(keys.astype(str), return_counts=True)
+    if counts.max() > 1:
+        example = values[counts.argmax()]
         what = f"'{example}'" if example else "empty"
         raise InvalidInput(
-            f"'{request.key}' is {what} in {int((keys == example).sum())} rows of {path}. A key "
-            "must be different in every row."
+            f"'{name}' is {what} in {counts.max()} rows of {path}. A key must be different in every "
+            "row."
         )
     return keys.tolist()
 

@@ -166,7 +166,9 @@ def _examples(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
-def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Source:
+def read_listing(
+    table: Path, paths: str, label: str, reading: Reading, others: Sequence[str] = ()
+) -> tuple[Source, Frame]:
     """Read the images that a table lists.
 
     Arguments:
@@ -174,8 +176,12 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Sourc
         paths: The column of file names, relative to the folder of the table.
         label: The column of classes.
         reading: How to read the table.
+        others: Other columns that must be there.
+
+    Returns:
+        The images that can be opened, and all columns of their rows.
     """
-    frame, notes = read_frame(table, reading=reading, needed=[label, paths])
+    frame, notes = read_frame(table, reading=reading, needed=[label, paths, *others])
     whole = has_content(frame[paths]) & has_content(frame[label])
     if not whole.all():
         lacking = ("row lacks a path or a label and is", "rows lack a path or a label and are")
@@ -184,8 +190,8 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading) -> Sourc
     labels = as_text(frame[label]).str.strip().to_numpy(dtype=object)
     content = pandas.DataFrame({"path": as_text(frame[paths]).tolist()})
     rows = frame.index.to_numpy()
-    source = Source(IMAGES, label, content, labels, rows, notes=notes)
-    return _drop_broken(source, table.parent)
+    source = _drop_broken(Source(IMAGES, label, content, labels, rows, notes=notes), table.parent)
+    return source, frame.loc[source.rows]
 
 
 def _drop_broken(source: Source, root: Path) -> Source:

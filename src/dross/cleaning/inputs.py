@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .._checks import check_file_name, check_whole
@@ -22,13 +23,22 @@ from .modality import (
     PARTS,
     Modality,
     PreparedData,
+    Series,
     Source,
     assemble,
     join_parts,
 )
+from .splits import (
+    check_groups,
+    read_times,
+    split_newest,
+    suggest_groups,
+    warn_of_shared_groups,
+)
 from .tables import (
     TABLE,
     TableEncoder,
+    as_text,
     check_cells,
     describe_columns,
     infer_columns,
@@ -66,6 +76,8 @@ class Request:
     memory: DataTypes | None = None  # the types of the data, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
     backbone: str | None = None  # the pretrained model that makes features; None: the usual one
+    group: str | None = None  # the column of rows that are held out together
+    time: str | None = None  # the column by which the newest rows are the test set
     after: str | None = None  # the changed version of `data`, where two versions are compared
     key: str | None = None  # the column that identifies a row in both versions
 
@@ -78,6 +90,10 @@ class Request:
             raise InvalidInput(
                 "Pass `features` or `backbone`, not both: each determines the inputs of the models."
             )
+        if self.time is not None and self.test is not None:
+            raise InvalidInput(
+                "Pass `time` or `test`, not both: with `time` the newest rows are the test set."
+            )
         for path in (self.data, self.validation, self.test, self.features, self.after):
             if path is not None and not is_url(path):
                 check_file_name(path)
@@ -87,6 +103,12 @@ class Request:
         """Whether the data comes from a `module:function`."""
         is_path = is_url(self.data) or "\\" in self.data or os.path.exists(self.data)
         return ":" in self.data and not is_path
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of some columns; groups and keys are not learned from."""
+        ignored = [name for name in (self.group, self.key) if name is not None]
+        return {**dict.fromkeys(ignored, "ignore"), **self.columns}
 
     @property
     def reading(self) -> Reading:
@@ -118,12 +140,25 @@ def read_sources(request: Request) -> dict[str, Source]:
     """The training set, and the others that have files."""
     train = _read(find_place(request.data), request)
     train.check_learnable()
+    if train.groups is not None and request.group is not None:
+        check_groups(train.groups, request.group)
     sources = {"train": train}
+    if request.time is not None:
+        sources = split_newest(train, request.time)
+        train = sources["train"]
+        train.check_learnable()
     for part in PARTS[1:]:
         file = getattr(request, part)
         if file is not None:
             sources[part] = read_like(train, find_place(file), request)
-    return sources
+    if request.group is not None:
+        train.notes.extend(warn_of_shared_groups(sources, request.group))
+    elif train.modality is TABLE and (name := suggest_groups(train.content)):
+        train.notes.append(
+            f"'{name}' occurs in several rows each. If new data will have new values of it, pass "
+            f"`group={name!r}`: rows with the same value are then held out together."
+        )
+    return {part: sources[part] for part in PARTS if part in sources}
 
 
 def encode_sources(request: Request, sources: dict[str, Source]) -> PreparedData:
@@ -131,7 +166,7 @@ def encode_sources(request: Request, sources: dict[str, Source]) -> PreparedData
     path = find_place(request.data)
     train = sources["train"]
     whole, parts = join_parts(sources)
-    columns = infer_columns(train.content, request.columns) if train.modality is TABLE else []
+    columns = infer_columns(train.content, request.kinds) if train.modality is TABLE else []
     notes = [*train.notes, *_check_sizes(sources, whole), *describe_columns(columns)]
     mean, deviation = train.task.scale(train.labels)
     for part, source in sources.items():
@@ -171,22 +206,44 @@ def _use_feature_file(data: PreparedData, file: str) -> PreparedData:
 
 def _read(path: Place, request: Request, task: str | None = None) -> Source:
     """Read a folder of images, a table that lists images, a table, or texts."""
+    others = [name for name in (request.group, request.time, request.key) if name is not None]
     if isinstance(path, Path) and is_folder(path):
+        if others:
+            raise InvalidInput(
+                f"{path} is a folder and has no column '{others[0]}'. Pass a table of paths and "
+                "labels with `images` and `label`."
+            )
         return read_folder(path)
     if request.label is None:
         raise InvalidInput(_ask_for_label(path, request.reading))
     if request.images is not None:
         if isinstance(path, Url):
             raise InvalidInput(f"Download {path} and its images: images must be on this machine.")
-        return read_listing(path, request.images, request.label, request.reading)
-    return read_table(
-        path,
-        request.label,
-        task=task or request.task,
-        text=request.text,
-        columns=request.columns,
-        reading=request.reading,
-    )
+        source, frame = read_listing(path, request.images, request.label, request.reading, others)
+    else:
+        source, frame = read_table(
+            path,
+            request.label,
+            task=task or request.task,
+            text=request.text,
+            columns=request.columns,
+            reading=request.reading,
+            others=others,
+        )
+    if request.label in others:
+        raise InvalidInput(f"'{request.label}' is the label; pass another column.")
+    if request.group is not None:
+        source = replace(source, groups=_as_labels(frame[request.group]))
+    if request.time is not None:
+        source = replace(source, times=read_times(frame[request.time], request.time))
+    if request.key is not None:
+        source = replace(source, keys=_as_labels(frame[request.key]))
+    return source
+
+
+def _as_labels(column: Series) -> np.ndarray:
+    """Cells as text without spaces around it, str [N]; "" where they are missing."""
+    return as_text(column).fillna("").str.strip().to_numpy(dtype=object)
 
 
 def _ask_for_label(path: Place, reading: Reading) -> str:

@@ -52,6 +52,7 @@ from .plans import NO_EDITS, Edits, class_effects
 from .project import Project, reopen_inputs
 from .project_files import check_no_links, delete_stale_files, delete_written, write_sealed
 from .report import write_report
+from .splits import join_groups
 from .training import ModelSpec, Recipe, train_many
 from .verdict import (
     ABSOLUTE_ERROR,
@@ -477,10 +478,16 @@ def append_test_rows(rows: Rows, data: PreparedData) -> Rows:
         np.concatenate([rows.x, x.flatten(1).numpy()]),
         np.concatenate([rows.y, labels]),
         rows.classes,
-        groups=np.concatenate([rows.groups, np.arange(trained, count)]),
+        groups=np.concatenate([rows.groups, trained + _group_test_rows(data)]),
         validation=np.arange(count) >= trained,
         checked=np.concatenate([rows.checked, np.zeros(len(y), dtype=bool)]),
     )
+
+
+def _group_test_rows(data: PreparedData) -> np.ndarray:
+    """The group of each test row, int64 [n]."""
+    test = data.part("test")
+    return join_groups(np.arange(len(test)), test.groups)
 
 
 def divide_passes(measured: np.ndarray, seeds: int, *, together: bool) -> list[Piece]:

@@ -1,7 +1,7 @@
 """Instances as they were read, and as inputs and targets of a model."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,6 +77,9 @@ class Source:
     rows: np.ndarray  # int64 [N]: the number of each instance in the input
     row_word: str = "row"  # what such a number counts; "" where images have names
     notes: list[str] = field(default_factory=list)  # for the user: what was inferred or left out
+    groups: np.ndarray | None = None  # str [N]: rows that are held out together; "" is no group
+    times: np.ndarray | None = None  # float64 [N]: when each row was made
+    keys: np.ndarray | None = None  # str [N]: what identifies each row in two versions of the data
 
     @property
     def task(self) -> LabelTask:
@@ -114,6 +117,9 @@ class Source:
             content=self.content.iloc[ids],
             labels=self.labels[ids],
             rows=self.rows[ids],
+            groups=None if self.groups is None else self.groups[ids],
+            times=None if self.times is None else self.times[ids],
+            keys=None if self.keys is None else self.keys[ids],
         )
 
 
@@ -123,15 +129,28 @@ def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray
     Returns:
         One source with all instances, and the ids of each set; a set without a file has none.
     """
-    whole = replace(
-        sources["train"],
-        content=pandas.concat([one.content for one in sources.values()], ignore_index=True),
-        labels=np.concatenate([one.labels for one in sources.values()]),
-        rows=np.concatenate([one.rows for one in sources.values()]),
-    )
+    whole = join_sources(list(sources.values()))
     sizes = [len(sources[part]) if part in sources else 0 for part in PARTS]
     ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return whole, dict(zip(PARTS, ids, strict=True))
+
+
+def join_sources(sources: Sequence[Source]) -> Source:
+    """One source with the instances of several; all else is that of the first."""
+    return replace(
+        sources[0],
+        content=pandas.concat([one.content for one in sources], ignore_index=True),
+        labels=np.concatenate([one.labels for one in sources]),
+        rows=np.concatenate([one.rows for one in sources]),
+        groups=_join([one.groups for one in sources]),
+        times=_join([one.times for one in sources]),
+        keys=_join([one.keys for one in sources]),
+    )
+
+
+def _join(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+    known = [array for array in arrays if array is not None]
+    return np.concatenate(known) if len(known) == len(arrays) else None
 
 
 AS_READ, FEATURES, BOTH = "as read", "features", "both"

@@ -22,6 +22,7 @@ from .job import Job
 from .modality import AS_READ, BOTH, FEATURES, Encoding, PreparedData
 from .project_files import read_intact, read_sealed, write_sealed
 from .project_info import Options
+from .splits import hold_out_groups, join_groups
 from .tables import TABLE
 from .training import (
     SEARCHED_EPOCHS,
@@ -223,9 +224,15 @@ def _search(job: Job, model: str, data: PreparedData) -> SearchResult:
     held_out = data.pair("validation")
     if not len(data.parts["validation"]):
         rng = np.random.default_rng(mix_seeds(job.request.seed, 5))
-        order = torch.from_numpy(rng.permutation(len(y)))
-        ids = order[: len(y) // 5]
-        learned = order[len(y) // 5 :]
+        groups = job.prepared.part("train").groups
+        if groups is None:
+            order = torch.from_numpy(rng.permutation(len(y)))
+            ids = order[: len(y) // 5]
+            learned = order[len(y) // 5 :]
+        else:
+            is_held = hold_out_groups(join_groups(np.arange(len(y)), groups), 0.2, rng)
+            ids = torch.from_numpy(np.flatnonzero(is_held))
+            learned = torch.from_numpy(np.flatnonzero(~is_held))
         held_out = (x[ids], y[ids])
         x = x[learned]
         y = y[learned]

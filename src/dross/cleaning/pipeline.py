@@ -60,6 +60,8 @@ def clean(
     test: Any = None,
     task: str | None = None,
     columns: dict[str, str] | None = None,
+    group: str | None = None,
+    time: str | None = None,
     separator: str | None = None,
     na: Sequence[str] | None = None,
     sheet: str | None = None,
@@ -104,6 +106,10 @@ def clean(
         task: `classification` or `regression`. By default the labels decide.
         columns: {name: kind} for columns that are not what their cells look like. A kind is
             number, category, date, text or ignore.
+        group: a column whose rows with the same value belong together, such as all rows of one
+            customer: they are held out together. It is not learned from.
+        time: a column with dates or numbers. The newest fifth of the rows is the test set: models
+            learn the past and are judged on the future.
         separator: between the cells of a CSV file: one character, or `tab`. By default it is
             guessed.
         na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
@@ -169,6 +175,8 @@ def clean(
         "images": images,
         "task": task,
         "columns": dict(columns or {}),
+        "group": group,
+        "time": time,
         "seed": seed,
         "separator": separator,
         "na": None if na is None else list(na),

@@ -55,6 +55,8 @@ _REQUEST_FLAGS = (
     "validation",
     "test",
     "task",
+    "group",
+    "time",
     "separator",
     "features",
     "backbone",

@@ -176,6 +176,7 @@ _DATE = re.compile(
     r"|(?=.*\d)(?:.*[\d\W_])?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[\d\W_].*)\s*",
     re.IGNORECASE,
 )
+_NUMBERS_OF_DATE = re.compile(r"^\s*(\d{1,2})([-/.])(\d{1,2})[-/.]\d{2,4}\b")
 _SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
 LARGEST_INPUT = 8  # deviations; one outlier must not end the training
 
@@ -234,7 +235,7 @@ def _recognize_code(name: str, cells: Series, numbers: Series, distinct: int) ->
     if _IDENTIFIER.fullmatch(_last_word(name)) and distinct > len(cells) / 2:
         why = f"its numbers identify rows, as its name suggests. {change}"
         return Column(name, "ignore", why)
-    if _POSTCODE.fullmatch(" ".join(_words(name))):
+    if _POSTCODE.fullmatch(" ".join(words_of(name))):
         return Column(name, "category", f"postcodes are codes, not amounts. {change}")
     texts = as_text(cells)
     if texts.str.fullmatch(_LEADING_ZEROS).any() and texts.str.len().nunique() == 1:
@@ -243,14 +244,14 @@ def _recognize_code(name: str, cells: Series, numbers: Series, distinct: int) ->
     return None
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """The words of a column name in small letters: ["customer", "id"] of customerId."""
     apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     return [word.lower() for word in re.split(r"[\W\d_]+", apart) if word]
 
 
 def _last_word(name: str) -> str:
-    return next(reversed(_words(name)), "")
+    return next(reversed(words_of(name)), "")
 
 
 def _are_styled_numbers(cells: Series) -> bool:
@@ -271,7 +272,33 @@ def _to_dates(cells: Series) -> Series:
         return pandas.Series(pandas.NaT, index=cells.index, dtype="datetime64[ns, UTC]")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pandas.to_datetime(cells, errors="coerce", format="mixed", utc=True)
+        return pandas.to_datetime(
+            cells, errors="coerce", format="mixed", utc=True, dayfirst=_has_days_first(cells)
+        )
+
+
+def _has_days_first(cells: Series) -> bool:
+    """Whether dates such as 08.04.2024 or 25/12/2024 begin with the day; 4/8/2024 alone does not."""
+    if cells.dtype.kind == "M":
+        return False
+    parts = as_text(cells).str.extract(_NUMBERS_OF_DATE)
+    first, mark, second = (parts[place] for place in range(3))
+    return bool((mark == ".").any() or (first.astype(float) > 12).any()) and not bool(
+        (second.astype(float) > 12).any()
+    )
+
+
+def days_since_2000(dates: Series) -> Series:
+    """Dates as numbers; nan for those that are missing."""
+    return (dates - pandas.Timestamp("2000-01-01", tz="UTC")).dt.total_seconds() / 86400
+
+
+def parse_times(column: Series) -> np.ndarray:
+    """Numbers as they are and dates in days, float64 [N]; nan for all other cells."""
+    numbers = parse_finite(column)
+    if numbers.notna().sum() >= _NEARLY_ALL * column.notna().sum():
+        return numbers.to_numpy(dtype=np.float64)
+    return days_since_2000(_to_dates(column)).to_numpy(dtype=np.float64)
 
 
 def _are_dates(cells: Series) -> bool:
@@ -391,9 +418,8 @@ class TableEncoder:
                 parsed[names[0]] = as_text(cells).fillna("(missing)")
             else:
                 dates = _to_dates(cells)
-                since = dates - pandas.Timestamp("2000-01-01", tz="UTC")
                 day, month, weekday = names
-                parsed[day] = since.dt.total_seconds() / 86400
+                parsed[day] = days_since_2000(dates)
                 parsed[month] = dates.dt.month.astype(float)
                 parsed[weekday] = dates.dt.day_of_week.astype(float)
         return pandas.DataFrame(parsed)
@@ -463,7 +489,8 @@ def read_table(
     text: str | None,
     columns: dict[str, str],
     reading: Reading,
-) -> Source:
+    others: Sequence[str] = (),
+) -> tuple[Source, Frame]:
     """Read a table, or one column of it as texts.
 
     Arguments:
@@ -473,8 +500,12 @@ def read_table(
         text: The column to read as text. All other columns are then left out.
         columns: The kinds of some columns. Here they are only checked.
         reading: How to read it.
+        others: Other columns that must be there.
+
+    Returns:
+        The instances, and all columns of their rows.
     """
-    needed = [label] if text is None else [label, text]
+    needed = [label, *others] if text is None else [label, text, *others]
     frame, notes = read_frame(path, reading=reading, needed=needed)
     for name, kind in columns.items():
         check_name("column", name, frame.columns)
@@ -497,7 +528,7 @@ def read_table(
         empty = int((~has_content(content["text"])).sum())
         if empty > 0:
             notes.append(f"{say_count(empty, 'text is', 'texts are')} empty.")
-        return Source(TEXT, label, content, labels, rows, notes=notes)
+        return Source(TEXT, label, content, labels, rows, notes=notes), frame
     copies = int(frame.duplicated().sum())
     if copies > 0:
         copied = (
@@ -506,7 +537,7 @@ def read_table(
         )
         notes.append(f"{say_count(copies, *copied)} on the review page.")
     content = frame.drop(columns=[label])
-    return Source(TABLE, label, content, labels, rows, notes=notes)
+    return Source(TABLE, label, content, labels, rows, notes=notes), frame
 
 
 def _describe_alike(labels: np.ndarray) -> list[str]:

@@ -94,6 +94,23 @@ Column = Annotated[
         rich_help_panel=_INPUT,
     ),
 ]
+Group = Annotated[
+    str | None,
+    Option(
+        metavar="COLUMN",
+        help="Rows with the same value belong together, such as all rows of one customer: they are "
+        "held out together. The column is not used for training.",
+        rich_help_panel=_INPUT,
+    ),
+]
+Time = Annotated[
+    str | None,
+    Option(
+        metavar="COLUMN",
+        help="A column with dates or numbers: the newest fifth of the rows becomes the test set.",
+        rich_help_panel=_INPUT,
+    ),
+]
 Separator = Annotated[
     str | None,
     Option(
