@@ -313,3 +313,13 @@ def test_numbers_of_classes_have_no_gaps_and_come_back():
     found, predicted = fits.fit_and_predict(x[kept], torch.from_numpy(y[kept]), 0, x)
     assert set(predicted.tolist()) == {0, 2} and found.shape == (90, 3)
     assert (found[:, 1] == 0).all() and (predicted == y)[kept].mean() > 0.95
+
+
+def test_a_fold_without_a_rare_class_predicts_the_other(no_noise, monkeypatch):
+    """scikit-learn's logistic regression refuses to be fitted on one class."""
+    x, y, _ = overlapping(60)
+    y[:] = 0
+    y[:3] = 1
+    judged = judge_arrays(x, y, removed=[0, 1], seeds=2, model=LogisticRegression())
+    values = judged.measure()
+    assert np.isfinite(values["log loss"]).all()

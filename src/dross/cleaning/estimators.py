@@ -233,6 +233,11 @@ class Estimators:
         """Fit one estimator. Raises InvalidInput if it fails."""
         if self.classes:
             present, labels = np.unique(y.numpy(), return_inverse=True)  # some insist on no gaps
+            if len(present) == 1 and hasattr(self.model.estimator, "predict_proba"):
+                # of a rare class, edits may leave a fold none: many estimators refuse one class
+                probabilities = np.zeros((len(queries), self.classes))
+                probabilities[:, present[0]] = 1.0
+                return probabilities, np.full(len(queries), present[0])
         else:
             present = None
             labels = y.numpy()[:, 0].astype(np.float64) * self.scale[1] + self.scale[0]
