@@ -146,6 +146,16 @@ def test_the_loss_is_the_loss(record):
     assert np.isnan(found[-1])  # never used
 
 
+@pytest.mark.parametrize("name", ["InfluenceFunction", "TracIn", "TrainingLoss", "Random"])
+def test_of_a_tape_of_the_last_epochs(record, name):
+    """The scores are compared with runs that lack the instances in the epochs that are kept."""
+    p = problem("mlp", "sgd", epochs=3)
+    run, query = record(p, keep=dross.tape.LastEpochs(2)), dross.mean_loss((p.X_val, p.Y_val))
+    scores = getattr(estimators, name)().score(run, query)
+    expected = run.leave_one_out(query, [0, 3], epochs=2)
+    np.testing.assert_array_equal(run.verify(scores, [0, 3]).actual, expected)
+
+
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory):
     rng = torch.Generator().manual_seed(0)
