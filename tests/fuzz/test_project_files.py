@@ -133,7 +133,7 @@ def test_damaged_project_files(made):
         name = random_.choice(random_.choice([names, often, often]))
         (folder / name).write_bytes(damage((whole / name).read_bytes(), random_))
         uses = ["read", "export", "review"]
-        if random_.random() < 0.1:
+        if random_.random() < 0.05:
             uses.append("judge")
         for use in uses:
             faulthandler.dump_traceback_later(HANG, exit=True)
