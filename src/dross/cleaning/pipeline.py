@@ -47,6 +47,7 @@ _STAGES = {  # how long each takes, compared with the others
     "checks": 2,
     "writing": 1,
 }
+_SEARCH_OF_IMAGES = 60  # the search trains on pixels, and on features that take as long to compute
 
 
 def clean(
@@ -225,7 +226,10 @@ def clean(
                 return finished
             if checked:
                 say(checked.describe())
-            with overall_progress("dross clean", _STAGES, show=progress) as stages:
+            expected = _STAGES
+            if prepared.source.modality.has_images:
+                expected = _STAGES | {"search": _SEARCH_OF_IMAGES}
+            with overall_progress("dross clean", expected, show=progress) as stages:
                 project = _run_stages(job, checked, stages)
             report(project.info.recommendation.numbers, 0)
             return project
