@@ -57,11 +57,13 @@ def test_the_effect_has_a_direction_and_a_size():
     expected = "Without it, the expected held-out error falls by 0.020 points: "
     assert describe()[0] == expected + "it makes the model worse."
     disputed, because, *_ = describe(harmful_in=2)
-    assert disputed.endswith("on average over the runs, but the runs disagree.")
+    concerns = "The recommendation concerns its label and does not depend on this effect."
+    assert disputed.endswith(f"on average over the runs, but the runs disagree. {concerns}")
     assert "worse" not in disputed and "may be due to chance" in because
-    assert "concerns its label and does not depend on this effect" in because
     more = describe(score=2e-4)[0]
-    assert "rises by 0.020 points" in more and more.endswith("it helps the model.")
+    assert "rises by 0.020 points" in more and more.endswith(f"it helps the model. {concerns}")
+    kept = describe(score=2e-4, action="keep")[0]
+    assert kept.endswith("it helps the model.")
     assert "expected held-out error would be the same" in describe(score=0.0)[0]
     assert describe(score=float("nan"))[0] == "Its effect is not known."
 

@@ -90,10 +90,14 @@ def _effect(row: Any, info: ProjectInfo) -> str:
     bounded = info.measure.startswith("bounded")
     explained = " (0 means exact, 1 means far off)" if bounded else ""
     change = f"{describe_change(score, info)}{explained}"
+    # only the plans of chats follow the effect; others may edit what helps
+    concerns = "The recommendation concerns its label and does not depend on this effect."
+    seems_odd = row["action"] != KEEP and (score > 0 or _runs_disagree(row))
+    rests = f" {concerns}" if seems_odd and not info.modality.has_tokens else ""
     if _runs_disagree(row):
-        return f"Without it, {change} on average over the runs, but the runs disagree."
+        return f"Without it, {change} on average over the runs, but the runs disagree.{rests}"
     meaning = "it makes the model worse" if score < 0 else "it helps the model"
-    return f"Without it, {change}: {meaning}."
+    return f"Without it, {change}: {meaning}.{rests}"
 
 
 def _runs_disagree(row: Any) -> bool:
@@ -110,10 +114,7 @@ def _confidence(row: Any, info: ProjectInfo) -> str:
     harm = f"It is harmful in {times} of the {runs} training runs that included it"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], info)}"
     if _runs_disagree(row):
-        rests = ""
-        if row["action"] != KEEP and not info.modality.has_tokens:
-            rests = " The recommendation concerns its label and does not depend on this effect."
-        return f"{harm}, so its effect may be due to chance; {varies}.{rests}"
+        return f"{harm}, so its effect may be due to chance; {varies}."
     if abs(row["score"]) > row["spread"]:
         return f"{harm}: all runs agree; {varies}."
     uncertain = "more than the estimate itself, so its size is uncertain"
