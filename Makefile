@@ -9,7 +9,7 @@
 # make docs     the site, into build/site: strict, and without the network once it is installed
 # make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
 # make paper    the paper's Table 1 and a small form of its Section 7.2, into runs/
-# make tutorials   runs the tutorials and writes their output into their pages, some minutes
+# make tutorials   runs the tutorials and writes their output into their pages and notebooks, some minutes
 # make reference   writes the lists at the top of the reference pages
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3

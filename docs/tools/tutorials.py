@@ -1,9 +1,11 @@
-"""Run the tutorials and write their pages: text, code and the real output, cell by cell.
+"""Run the tutorials and write their pages and notebooks: text, code and the real output of each cell.
 
-    python docs/tools/tutorials.py [NAMES]      # what `make tutorials` does
+    python docs/tools/tutorials.py [NAMES]                  # what `make tutorials` does
+    python docs/tools/tutorials.py --keep-outputs [NAMES]   # after a change of the text alone
 
 A tutorial is a Python script. Its docstring begins the page; a line `# %% Heading` begins a cell,
 and the comment right below it is the cell's text. What the cell prints is written below its code.
+A tutorial that is started with `python` also gets a notebook with the same cells and outputs.
 """
 
 import argparse
@@ -40,6 +42,11 @@ class Tutorial:
         """What a reader types."""
         start = "torchrun --nproc-per-node 2" if self.launcher else "python"
         return f"{start} {self.script}"
+
+    @property
+    def has_notebook(self) -> bool:
+        """Whether the script can run in a notebook: torchrun starts several processes."""
+        return not self.launcher
 
 
 TUTORIALS = {
@@ -115,8 +122,45 @@ def write_page(name: str, outputs: list[str], ran: str) -> str:
             parts.append(f"```python\n{cell.code}\n```")
         if output:
             parts.append(f"It prints\n\n```text\n{output}\n```")
-    parts.append(f"---\n\nThe script is [{tutorial.script}]({link}): `{tutorial.command}`. {ran}")
+    notebook = (
+        f"The same cells are in a [notebook]({name}.ipynb). " if tutorial.has_notebook else ""
+    )
+    script = f"The script is [{tutorial.script}]({link}): `{tutorial.command}`. {ran}"
+    parts.append(f"---\n\n{notebook}{script}")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_notebook(name: str, outputs: list[str]) -> str:
+    """Return the notebook of a tutorial with these outputs, as JSON."""
+    title, intro, cells = read_cells((ROOT / TUTORIALS[name].script).read_text(encoding="utf-8"))
+    contents = [_markdown_cell(f"# {title}", _as_markdown(intro))]
+    for cell, output in zip(cells, outputs):
+        if cell.heading:
+            contents.append(_markdown_cell(f"## {cell.heading}", cell.text))
+        if cell.code:
+            contents.append(_code_cell(cell.code, output))
+    for number, content in enumerate(contents):
+        content["id"] = f"{name}-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    notebook = {"cells": contents, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _markdown_cell(*parts: str) -> dict:
+    text = "\n\n".join(part for part in parts if part)
+    return {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}
+
+
+def _code_cell(code: str, output: str) -> dict:
+    stream = {"output_type": "stream", "name": "stdout", "text": output.splitlines(keepends=True)}
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "metadata": {},
+        "outputs": [stream] if output else [],
+        "source": code.splitlines(keepends=True),
+    }
 
 
 def _as_markdown(intro: str) -> str:
@@ -157,15 +201,36 @@ def run(name: str) -> None:
         f"(load {os.getloadavg()[0]:.0f}), torch {torch.__version__}, "
         f"Python {platform.python_version()}."
     )
-    page = FOLDER / f"{name}.md"
-    page.write_text(write_page(name, outputs, ran), encoding="utf-8")
-    print(f"{page.relative_to(ROOT)}: {seconds:.0f} s", flush=True)
+    write_files(name, outputs, ran)
+    print(f"{name}: {seconds:.0f} s", flush=True)
+
+
+def keep_outputs(name: str) -> None:
+    """Write the page and the notebook of a tutorial again, with the outputs that the page shows."""
+    cells = read_cells((ROOT / TUTORIALS[name].script).read_text(encoding="utf-8"))[2]
+    page = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```python\n(.*?)\n```$", page, flags=re.DOTALL | re.MULTILINE)
+    if shown != [cell.code for cell in cells if cell.code]:
+        sys.exit(f"The code of {TUTORIALS[name].script} has changed. Run it.")
+    write_files(name, *read_outputs(page, len(cells)))
+
+
+def write_files(name: str, outputs: list[str], ran: str) -> None:
+    """Write the page of a tutorial and, if it can have one, its notebook."""
+    (FOLDER / f"{name}.md").write_text(write_page(name, outputs, ran), encoding="utf-8")
+    if TUTORIALS[name].has_notebook:
+        (FOLDER / f"{name}.ipynb").write_text(write_notebook(name, outputs), encoding="utf-8")
 
 
 def main() -> None:
     """Run the tutorials that are named, or all whose packages are here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=", ".join(TUTORIALS))
+    parser.add_argument(
+        "--keep-outputs",
+        action="store_true",
+        help="run nothing: write the pages again with the outputs that they show",
+    )
     parser.add_argument("--cells", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cells:
@@ -178,7 +243,9 @@ def main() -> None:
     from importlib.util import find_spec
 
     for name in options.names or TUTORIALS:
-        if missing := [each for each in TUTORIALS[name].needs if find_spec(each) is None]:
+        if options.keep_outputs:
+            keep_outputs(name)
+        elif missing := [each for each in TUTORIALS[name].needs if find_spec(each) is None]:
             print(f"{name}: skipped, {', '.join(missing)} is not installed")
         else:
             run(name)

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests.docs.blocks import ROOT, read_blocks
@@ -37,6 +38,43 @@ def test_a_page_is_its_script_with_outputs(name):
     ]
     assert shown == [cell.code for cell in cells_of(name) if cell.code]
     assert any(outputs) and re.match(r"The output is from 2\d{3}-\d\d-\d\d: \d+ s", ran)
+
+
+@pytest.mark.parametrize("name", tutorials.TUTORIALS)
+def test_a_notebook_is_its_script_with_the_outputs_of_the_page(name):
+    """`python docs/tools/tutorials.py --keep-outputs` writes it again."""
+    path = ROOT / f"docs/tutorials/{name}.ipynb"
+    page = (ROOT / f"docs/tutorials/{name}.md").read_text(encoding="utf-8")
+    assert path.exists() == tutorials.TUTORIALS[name].has_notebook == (f"({path.name})" in page)
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    outputs, _ = tutorials.read_outputs(page, len(cells_of(name)))
+    assert text == tutorials.write_notebook(name, outputs)
+    notebook = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    shown = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert shown == [cell.code for cell in cells_of(name) if cell.code]
+    printed = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert printed == [output for output in outputs if output]
+    assert len(text) < 100_000
+
+
+def test_outputs_are_kept_only_if_the_code_is_unchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr(tutorials, "ROOT", tmp_path)
+    monkeypatch.setattr(tutorials, "FOLDER", tmp_path)
+    monkeypatch.setitem(tutorials.TUTORIALS, "one", tutorials.Tutorial("one.py"))
+    script = tmp_path / "one.py"
+    source = '"""Title."""\n\n# %% One\n# Text.\nprint(1)\n'
+    script.write_text(source, encoding="utf-8")
+    tutorials.write_files("one", ["1"], "The output is from today.")
+    script.write_text(source.replace("Text", "Another text"), encoding="utf-8")
+    tutorials.keep_outputs("one")
+    for name in ("one.md", "one.ipynb"):
+        assert "Another text" in (tmp_path / name).read_text(encoding="utf-8")
+    script.write_text(source.replace("print(1)", "print(2)"), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"one\.py has changed"):
+        tutorials.keep_outputs("one")
 
 
 @pytest.mark.parametrize("name", QUICK)
