@@ -218,7 +218,7 @@ def test_a_correct_cleaning_of_data_that_are_noisy_everywhere_is_not_worse(digit
     changes = [each["log loss"].difference for each in (verdict.metrics, verdict.plain)]
     assert changes[0] < changes[1]  # the latter is as if wrong labels were right
     assert verdict.nested != tested
-    assert re.search(r"about 1\d % of these labels are wrong", verdict.sentence)
+    assert re.search(r"About 1\d % of these labels are estimated to be wrong", verdict.sentence)
 
 
 def test_right_test_labels_are_recognized(digits):
