@@ -187,8 +187,12 @@ def find_truth(case: Case, rows: np.ndarray, y: np.ndarray, change, model: str) 
         measured = []
         for ids, labels in ((np.arange(count), y), (kept, new)):
             sample = np.repeat(ids, drawn[ids])
-            fitted = judges.make(case)[model].fit(case.x[rows[sample]], labels[sample])
-            p = judges.predict(fitted, case.x[case.test], case.classes)
+            learned = labels[sample]
+            if len(np.unique(learned)) == 1:
+                p = np.tile(np.eye(case.classes)[learned[0]], (len(truth), 1))
+            else:
+                fitted = judges.make(case)[model].fit(case.x[rows[sample]], learned)
+                p = judges.predict(fitted, case.x[case.test], case.classes)
             p = np.clip(np.nan_to_num(p), _LEAST, None)
             p = p / p.sum(1, keepdims=True)
             measured.append((p.argmax(1) != truth, -np.log(p[np.arange(len(truth)), truth])))

@@ -331,8 +331,8 @@ def _same_keys(everything: _Instances) -> np.ndarray:
     if names := [column.name for column in _learned(everything.data)]:
         # column by column: as one frame, wide tables are slow
         columns = [content[name] for name in names]
-        cells = [np.where(column.isna(), None, column.astype(object)) for column in columns]
-        return number_keys(map(repr, zip(*(column.tolist() for column in cells))))
+        cells = [column.astype(object).where(column.notna(), None).tolist() for column in columns]
+        return number_keys(map(repr, zip(*cells)))
     return number_keys(digest_bytes(row.tobytes()) for row in everything.rows.numpy())
 
 
