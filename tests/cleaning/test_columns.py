@@ -7,6 +7,7 @@ import pytest
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import Column
 from dross.cleaning.tables import TableEncoder, describe_columns, infer_columns, parse_times
+from dross.errors import InvalidInput
 
 
 def test_given_kinds_take_precedence_over_inferred_ones():
@@ -203,3 +204,24 @@ def test_the_day_and_the_month_of_a_date_are_told_apart(cells, month):
     times = parse_times(pandas.Series(cells, dtype=object))
     days = pandas.Timestamp("2000-01-01") + pandas.to_timedelta(times, unit="D")
     assert set(days.month) == {month}
+
+
+def read_label(tmp_path, cells, **options):
+    frame = pandas.DataFrame({"x": np.arange(len(cells)), "tags": cells})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    return prepare(Request(str(tmp_path / "t.csv"), "tags", **options))
+
+
+@pytest.mark.parametrize("mark", [";", "|", ", "])
+def test_several_labels_in_one_cell_are_refused(tmp_path, mark):
+    cells = ["red", "green", f"red{mark}blue", f"green{mark}blue"] * 30
+    with pytest.raises(InvalidInput, match="several labels in one cell, such as 'red"):
+        read_label(tmp_path, cells)
+    assert len(read_label(tmp_path, cells, task="classification").source.classes) == 4
+
+
+@pytest.mark.parametrize(
+    "cells", [["Ulm, BW", "Köln, NRW", "Bonn, NRW"], ["yes; sure", "no"], ["a|b", "c|d"]]
+)
+def test_marks_within_the_name_of_a_class_are_no_lists(tmp_path, cells):
+    assert len(read_label(tmp_path, cells * 30).source.classes) == len(cells)

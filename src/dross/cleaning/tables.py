@@ -478,6 +478,7 @@ def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float,
 
 
 _MAX_CLASSES = 10  # a column of numbers with more distinct values is treated as a regression ...
+_SEVERAL = 0.05  # the share of cells with several labels from which on they are no accident
 _MAX_WHOLE_NUMBER_CLASSES = 20  # ... unless they are whole numbers
 
 
@@ -553,6 +554,20 @@ def _describe_alike(labels: np.ndarray) -> list[str]:
     return [f"Classes whose names differ only in upper and lower case: {', '.join(pairs[:3])}."]
 
 
+def _find_several_labels(column: Series) -> str | None:
+    """The mark between labels, if cells hold several of them: "a;b" beside "b" and "a;c"."""
+    cells = Counter(as_text(column).str.strip())
+    for mark in (";", "|", ","):
+        parts = {cell: [part.strip() for part in cell.split(mark)] for cell in cells}
+        several = [cell for cell in cells if len(parts[cell]) > 1]
+        if sum(cells[cell] for cell in several) < _SEVERAL * len(column):
+            continue
+        uses = Counter(part for own in parts.values() for part in own)
+        if len(several) > 1 and all(uses[part] > 1 for cell in several for part in parts[cell]):
+            return mark
+    return None
+
+
 def _check_labels(column: Series, name: str, task: str) -> None:
     """Refuse a column that is no label, unless the user has specified that it is one."""
     count = column.nunique()
@@ -563,6 +578,13 @@ def _check_labels(column: Series, name: str, task: str) -> None:
                 f"'{name}' numbers the rows from {numbers[0]:g} to {numbers[-1]:g}: it is an "
                 "identifier, not a label. To predict it anyway, pass `task='regression'`."
             )
+    elif mark := _find_several_labels(column):
+        example = as_text(column)[as_text(column).str.contains(mark, regex=False)].iloc[0]
+        raise InvalidInput(
+            f"'{name}' has several labels in one cell, such as '{example}', and dross learns one "
+            "label per row. Make a column of yes and no for each of them, and clean the table once "
+            "per column. If each such cell is one class, pass `task='classification'`."
+        )
     elif count > _MAX_CATEGORIES and is_prose(column):
         raise InvalidInput(
             f"'{name}' has {count:,} different texts, too many for classes. Pass the column "
