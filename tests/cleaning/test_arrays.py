@@ -111,6 +111,27 @@ def test_every_kind_of_y_is_given_back(y, tmp_path):
         assert back.dtype == y.dtype and bool((back == y).all())
 
 
+@pytest.mark.parametrize("library", ["polars", "pyarrow", "datasets"])
+def test_tables_of_other_libraries_are_read_and_given_back(library, tmp_path):
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
+    plain = FRAME.reset_index(drop=True).astype({"zip": int}).assign(label=KINDS)
+    if library == "polars":
+        table = module.from_pandas(plain)
+    elif library == "pyarrow":
+        table = module.Table.from_pandas(plain)
+    else:
+        table = module.Dataset.from_pandas(plain)
+    data, back = take(table, "label", tmp_path)
+    kinds = {column.name: column.kind for column in data.columns}
+    assert kinds == {"size": "number", "zip": "category", "colour": "category", "when": "date"}
+    assert type(back) is type(table)
+    again = back.to_pandas()
+    assert again.columns.tolist() == plain.columns.tolist() and again["label"].tolist() == [*KINDS]
+    assert again["colour"].isna().tolist() == plain["colour"].isna().tolist()
+    _, (x, y) = take(table, table["label"], tmp_path / "apart")
+    assert type(x) is type(table) and list(y) == [*KINDS]
+
+
 def test_the_columns_of_a_frame_keep_their_kinds_and_its_index_stays(tmp_path):
     prepared, back = take(FRAME.assign(kind=KINDS), "kind", tmp_path)
     kinds = {column.name: column.kind for column in prepared.columns}

@@ -34,6 +34,7 @@ class DataTypes:
     """The types of X and y, so that `Project.cleaned` can return the same."""
 
     x: Literal["frame", "series", "array", "list", "tensor", "sparse"]
+    library: Literal["", "polars", "pyarrow", "datasets"] = ""  # whose frame it was, if not pandas'
     x_dtype: str = ""  # torch's for a tensor, else numpy's
     dimensions: int = 2
     channels: Literal["first", "last", "none"] | None = None  # where images have them
@@ -184,11 +185,24 @@ def store_data(
 
 
 def _make_part(x: Any, y: Any, who: str) -> _Part:
+    library = _find_library(x)
+    if library:
+        x = x.to_pandas()
     part = _take_frame(x, who) if isinstance(x, pandas.DataFrame) else _take_array(x, who)
+    part.types.library = library
     _add_labels(part, y, who)
     if part.images is None:
         _check_columns(part, who)
     return part
+
+
+def _find_library(x: Any) -> Literal["", "polars", "pyarrow", "datasets"]:
+    """Whose table or column this is, where `to_pandas` turns it into one of pandas."""
+    module = type(x).__module__.partition(".")[0]
+    for name in ("polars", "pyarrow", "datasets"):
+        if module == name and hasattr(x, "to_pandas"):
+            return name
+    return ""
 
 
 def _take_frame(x: Frame, who: str) -> _Part:
@@ -219,7 +233,7 @@ def _take_array(x: Any, who: str) -> _Part:
     if array.ndim == 0:
         raise InvalidInput(
             f"{who} is of type {type(x).__name__}; dross takes a DataFrame, an array, a tensor, a "
-            "sparse matrix, a list of strings, or a file name."
+            "sparse matrix, an Arrow table, a datasets.Dataset, a list of strings, or a file name."
         )
     if array.size == 0:
         raise InvalidInput(f"{who} is empty: it has the shape {array.shape}.")
@@ -332,6 +346,8 @@ def _add_labels(part: _Part, y: Any, who: str) -> None:
 def _as_labels(y: Any, part: _Part, who: str) -> Series:
     """One label for each instance, as a column; its type is noted."""
     types = part.types
+    if _find_library(y):
+        y = y.to_pandas()
     if isinstance(y, torch.Tensor):
         types.y = "tensor"
         types.y_dtype = _name_dtype(y)
@@ -464,7 +480,8 @@ def restore_data(frame: Frame, label: str, types: DataTypes, pixels: Path) -> An
             frame.index = frame.index.set_names(types.index)
         if types.integer_columns:
             frame.columns = [int(name) for name in frame.columns]
-        return frame if types.y == "column" else (frame, _restore_labels(labels, types))
+        restored = _restore_frame(frame, types.library)
+        return restored if types.y == "column" else (restored, _restore_labels(labels, types))
     if types.channels is None:
         array = frame.to_numpy()
         array = array[:, 0] if types.dimensions == 1 else array
@@ -473,6 +490,23 @@ def restore_data(frame: Frame, label: str, types: DataTypes, pixels: Path) -> An
         array = np.load(pixels, allow_pickle=False)[places]
         array = np.moveaxis(array, 3, 1) if types.channels == "first" else array
     return _restore_array(array, types), _restore_labels(labels, types)
+
+
+def _restore_frame(frame: Frame, library: str) -> Any:
+    """A table of the library that it came from."""
+    if library == "polars":
+        import polars
+
+        return polars.from_pandas(frame)
+    if library == "pyarrow":
+        import pyarrow
+
+        return pyarrow.Table.from_pandas(frame, preserve_index=False)
+    if library == "datasets":
+        from datasets import Dataset
+
+        return Dataset.from_pandas(frame, preserve_index=False)
+    return frame
 
 
 def _restore_array(array: np.ndarray, types: DataTypes) -> Any:

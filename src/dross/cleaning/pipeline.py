@@ -93,7 +93,7 @@ def clean(
         data: a table (CSV, TSV, Excel, JSON Lines, Parquet or Feather; also compressed, and also
             behind a URL that fsspec reads); a folder of images with one folder per class; or
             module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
-            data itself: a DataFrame, an array, a tensor or a sparse matrix [N, features],
+            data itself: a DataFrame (pandas or polars), an Arrow table, a datasets.Dataset, an array, a tensor or a sparse matrix [N, features],
             images as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
             copy of them.
         label: the column to learn, or, for the data itself, the labels [N]. Images in folders
