@@ -146,7 +146,8 @@ def reader(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     """The newcomer's path, and then every page that tells of the same project."""
-    install, clean, judge = split_commands(read_blocks("README.md")[1].code)
+    (newcomer,) = [block for block in read_blocks("README.md") if "git clone" in block.code]
+    *_, install, clean, judge = split_commands(newcomer.code)
     assert install[:2] == ["pip", "install"]
     assert reader.give("README.md", clean) and reader.give("README.md", judge)
     (verdict,) = (reader.folder / "runs" / "people" / "verdicts").glob("*.json")
