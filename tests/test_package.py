@@ -36,6 +36,7 @@ PUBLIC = [
     "compare",
     "expected_error",
     "export",
+    "find_label_issues",
     "judge",
     "load",
     "losses",
@@ -61,7 +62,7 @@ def loaded_by(code):
 INSTALLED = "numpy sklearn scipy pandas pyarrow matplotlib starlette uvicorn jinja2 joblib PIL"
 
 
-CLEANING = {"Project", "clean", "clean_chats", "compare", "export", "judge"}
+CLEANING = {"Project", "clean", "clean_chats", "compare", "export", "find_label_issues", "judge"}
 
 
 def test_a_name_of_the_engine_imports_only_the_core():

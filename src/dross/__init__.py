@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .cleaning.compare import compare
     from .cleaning.export import export
     from .cleaning.judge import judge
+    from .cleaning.label_issues import find_label_issues
     from .cleaning.pipeline import clean
     from .cleaning.project import Project
     from .finetune.clean import clean_chats
@@ -57,6 +58,7 @@ __all__ = [
     "compare",
     "expected_error",
     "export",
+    "find_label_issues",
     "judge",
     "load",
     "losses",
@@ -78,6 +80,7 @@ _HOMES = {  # the module of every public name, except the errors
     "compare": "cleaning.compare",
     "expected_error": "influence.query",
     "export": "cleaning.export",
+    "find_label_issues": "cleaning.label_issues",
     "judge": "cleaning.judge",
     "load": "influence.run",
     "losses": "influence.query",

@@ -61,6 +61,7 @@ _ROUNDS = 2
 EXAMINED_FOLDS = _ROUNDS * _FOLDS  # in which `estimate_label_noise` trains the experts by default
 _COMPONENTS = 8
 _LEAST_PROBABILITY = 1e-6
+_SMOOTHING = 1e-3  # the share of a uniform distribution in what experts predict for classes
 MOST_LEARNED = 12_000  # rows that experts are trained on; of more, a sample
 _MOST_CELLS = 2_000_000  # rows x classes that experts are trained on; of more, a sample
 _CHUNK = 50_000  # rows whose posterior is computed at once
@@ -185,7 +186,7 @@ class Expert:
     """
 
     make: Callable[[], Any]
-    smoothing: float = 1e-3
+    smoothing: float = _SMOOTHING
     measures_plans: bool = False
     on_anchors: bool = False
     smoothing_on_anchors: float = 0.05
@@ -816,6 +817,15 @@ def estimate_label_noise(
     second = _fit(predictions, rows, z, prior, sample, every, seed)
     # what the second round leaves out depends on every label, so its predictions do as well
     return replace(second, mean_prediction=first.mean_prediction)
+
+
+def estimate_from_probabilities(
+    rows: Rows, prior: LabelPrior, probabilities: np.ndarray
+) -> LabelPosterior:
+    """The same, with the out-of-sample probabilities [N, classes] of one model as the only expert."""
+    every = np.ones(len(rows), dtype=bool)
+    z = np.zeros((len(rows), 1))
+    return _fit([_smooth(probabilities, _SMOOTHING)], rows, z, prior, every, every, seed=0)
 
 
 def draw_sample(rows: Rows, most: int, seed: int) -> np.ndarray:
