@@ -1,5 +1,6 @@
 """Label errors from the out-of-sample probabilities of a model of one's own."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,10 @@ def find_label_issues(labels: Any, pred_probs: Any, *, kind: str = "annotated") 
 
 
 def _read_probabilities(pred_probs: Any) -> np.ndarray:
-    try:
+    probabilities: Any = None
+    with suppress(TypeError, ValueError):
         probabilities = np.asarray(pred_probs, dtype=np.float64)
-    except (TypeError, ValueError):
-        probabilities = np.zeros(0)
-    if probabilities.ndim != 2 or not len(probabilities) or probabilities.shape[1] < 2:
+    if np.ndim(probabilities) != 2 or not len(probabilities) or probabilities.shape[1] < 2:
         raise InvalidInput(
             "pred_probs must be an array of probabilities with the shape [N, classes], with at "
             "least two classes."
