@@ -10,7 +10,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.M | re.S
 )
 INDENTED = re.compile(r"^ {4}(pip |dross |python |make |import |from |run = |scores = )", re.M)
-LANGUAGES = {"python", "sh", "text", "yaml"}
+LANGUAGES = {"bibtex", "python", "sh", "text", "yaml"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from docs.tools import reference
 from docs.tools.repository import rewrite_links
 
 import dross
-from tests.docs.blocks import ROOT, list_pages
+from tests.docs.blocks import ROOT, list_pages, read_blocks
 
 
 def test_every_public_name_is_on_a_page_of_the_reference():
@@ -73,3 +73,29 @@ def test_every_module_that_a_page_names_is_there():
         if not any(path.endswith("/" + name) for path in there)
     ]
     assert not missing
+
+
+def test_the_bibtex_is_as_the_citation_file():
+    about = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    (block,) = [block for block in read_blocks("docs/faq.md") if block.language == "bibtex"]
+    entries = re.findall(r"^@\w+\{\w+,\n(.*?)^\}$", block.code, re.M | re.S)
+    found = [
+        {name: value.translate({123: None, 125: None}) for name, value in fields}
+        for fields in (re.findall(r"^  (\w+) = \{(.*)\},?$", entry, re.M) for entry in entries)
+    ]
+    (paper,) = about["references"]
+    people = [f"{person['family-names']}, {person['given-names']}" for person in paper["authors"]]
+    assert found == [
+        {
+            "author": about["authors"][0]["name"],
+            "title": about["title"],
+            "note": f"Version {about['version']}, {about['license']} license",
+        },
+        {
+            "author": " and ".join(people),
+            "title": paper["title"],
+            "booktitle": paper["collection-title"],
+            "year": str(paper["year"]),
+        },
+    ]
+    assert about["version"] == dross.__version__
