@@ -40,7 +40,7 @@ NOT_RUN = {
     r": dross judge .*mymodels:pipeline": "tests/cleaning/test_judge_project.py runs a user's own",
     r"command-line.md: dross clean": "examples of data that are not here; run with people.csv",
     r"faq.md: dross (clean|judge|export)": "the same; docs/how-to runs such commands",
-    r"coming-from-cleanlab.md: import pandas": "cleanlab is not installed",
+    r"coming-from-cleanlab.md: from cleanlab": "cleanlab is not installed",
     r"command-line.md: dross judge": "minutes; docs/how-to runs the same on a smaller model",
     r": (\w+=\S+ )*python (benchmarks|experiments|-m benchmarks|-m experiments)": "hours, or a GPU; the page has "
     "the results",
