@@ -40,7 +40,7 @@ cleaned = make_pipeline(StandardScaler(), cleaning)
 plain.fit(X, noisy)
 cleaned.fit(X, noisy)
 
-touched = [*cleaning.removed_, *cleaning.relabelled_]
+touched = [*cleaning.removed_, *cleaning.relabeled_]
 print(f"the plan: {cleaning.plan_.what}")
 print(
     f"removed or relabeled: {len(touched)} rows; "

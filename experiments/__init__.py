@@ -1,4 +1,4 @@
-"""The paper's experiments and the data sets that they need. Not part of the package.
+"""The paper's experiments and the datasets that they need. Not part of the package.
 
 S. Hara, A. Nitanda, T. Maehara. Data Cleansing for Models Trained with SGD. NeurIPS 2019.
 

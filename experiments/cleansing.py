@@ -77,7 +77,7 @@ class Settings:
 
     @staticmethod
     def of(data: str, quick: bool) -> "Settings":
-        """The paper's settings for a data set, or a small version of them."""
+        """The paper's settings for a dataset, or a small version of them."""
         if quick:
             return Settings(data, 1500, 500, 1000, 4, 64, 0.05, (1, 3, 10, 30, 100, 300))
         return Settings(data, train=TASKS[data].train)
@@ -85,7 +85,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What the paper does with one data set."""
+    """What the paper does with one dataset."""
 
     model: Callable[[], nn.Module]
     augment: ShiftAndFlip
@@ -150,7 +150,7 @@ class Draw:
 
     @staticmethod
     def of(settings: Settings, number: int) -> "Draw":
-        """Load the data set and split it."""
+        """Load the dataset and split it."""
         task, data = TASKS[settings.data], load(settings.data)
         assert data.test is not None
         held_out, used = split_positions(settings, number, len(data.train[1]))
@@ -208,7 +208,7 @@ class Draw:
 
 
 def error_rate(data: Any) -> Query:
-    """The share of a data set that the model's largest output gets wrong. Its derivative is 0."""
+    """The share of a dataset that the model's largest output gets wrong. Its derivative is 0."""
 
     def wrong(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
         return (objective.predict(theta, buffers, x).argmax(-1) != y).double()

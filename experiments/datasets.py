@@ -1,4 +1,4 @@
-"""Data sets by name, as they were published: `load("mnist")`.
+"""Datasets by name, as they were published: `load("mnist")`.
 
 digits, breast_cancer and wine are inside scikit-learn. The others are looked up in the folder that
 DROSS_DATA names, then in the cache (DROSS_CACHE, or `dross` in the user's cache), and then fetched
@@ -27,7 +27,7 @@ Part = tuple[Any, np.ndarray]  # inputs and integer labels
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named data set: inputs and integer labels to train on and, if it has them, to test on.
+    """A named dataset: inputs and integer labels to train on and, if it has them, to test on.
 
     Inputs are an array [N, ...], a dict of columns (adult) or a list of texts (20news).
     """
@@ -39,7 +39,7 @@ class DataSet:
 
 
 def load(name: str) -> DataSet:
-    """Load a data set by its name: no scaling, no encoding, no sampling.
+    """Load a dataset by its name: no scaling, no encoding, no sampling.
 
     Raises:
         KeyError: there is no set of this name.

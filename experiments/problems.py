@@ -1,4 +1,4 @@
-"""What the paper does to each data set before training, with its choices named.
+"""What the paper does to each dataset before training, with its choices named.
 
 Section 7.1 draws 200 training and 200 validation instances per repetition from a two-class problem;
 Section 7.2 takes MNIST and CIFAR10 whole and holds 10,000 training instances out. Where the paper's

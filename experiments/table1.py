@@ -49,7 +49,7 @@ SETTINGS = 1  # counts the settings below; results of other settings are not mix
 
 @dataclass(frozen=True)
 class Cell:
-    """A data set and a model of Table 1, with the paper's settings and results."""
+    """A dataset and a model of Table 1, with the paper's settings and results."""
 
     data: str
     network: bool  # two hidden layers of eight, or logistic regression

@@ -182,7 +182,7 @@ def test_the_plan_and_the_verdict_are_reported(numbers, tmp_path):
         verdict = dross.judge(tmp_path / "run", remove=5, seeds=2, quick=True, progress=False)
     plan = project.recommended
     assert plan is not None and numbers.of("clean/removed") == [(len(plan.removed), 0)]
-    assert numbers.of("clean/relabelled") == [(len(plan.relabelled), 0)]
+    assert numbers.of("clean/relabeled") == [(len(plan.relabeled), 0)]
     assert numbers.of("clean/error") == [(plan.figures["error"].change, 0)]
     error = verdict.metrics["error"]
     assert numbers.of("verdict/error/difference") == [(error.difference, 1)]

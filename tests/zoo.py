@@ -177,7 +177,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 #: They move buffers by code of their own, which scores treat as constants
 BUFFER_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "centred": lambda: Centred(in_place=True),
+    "centered": lambda: Centred(in_place=True),
     "centred_anew": lambda: Centred(in_place=False),
     "queue": Queue,
 }

@@ -97,10 +97,10 @@ def ask_dross_plan(case: Case) -> Answer:
     plan = methods.use_dross(case)
     print(f"\ndross decided: {plan.note}")
     corrected = case.given.copy()
-    for i, label in plan.relabelled.items():
+    for i, label in plan.relabeled.items():
         corrected[i] = label
     removed = np.asarray(plan.removed, dtype=int)
-    flagged = np.union1d(removed, np.array(list(plan.relabelled), dtype=int))
+    flagged = np.union1d(removed, np.array(list(plan.relabeled), dtype=int))
     return flagged, corrected, np.setdiff1d(case.train, removed)
 
 

@@ -48,14 +48,14 @@ def relabel_issues(case: Case) -> dict:
     """Confident learning, and the label that the models predict instead of a removal."""
     p, _ = _predicted(case)
     issues = np.flatnonzero(np.isin(case.train, rivals.confident_ensemble(case)))
-    return {"relabelled": {int(case.train[i]): int(p[i].argmax()) for i in issues}}
+    return {"relabeled": {int(case.train[i]): int(p[i].argmax()) for i in issues}}
 
 
 def relabel_all(case: Case) -> dict:
     """Every label becomes what models predict, as a careless script would do it."""
     p, given = _predicted(case)
     best = p.argmax(1)
-    return {"relabelled": {int(case.train[i]): int(best[i]) for i in np.flatnonzero(best != given)}}
+    return {"relabeled": {int(case.train[i]): int(best[i]) for i in np.flatnonzero(best != given)}}
 
 
 def remove_unlikely(case: Case) -> dict:
@@ -67,12 +67,12 @@ def remove_unlikely(case: Case) -> dict:
 
 def correct(case: Case) -> dict:
     """The right labels for all wrong ones."""
-    return {"relabelled": {int(i): int(case.truth[i]) for i in case.wrong}}
+    return {"relabeled": {int(i): int(case.truth[i]) for i in case.wrong}}
 
 
 def correct_half(case: Case) -> dict:
     """The right labels for half of the wrong ones."""
-    return {"relabelled": {int(i): int(case.truth[i]) for i in case.wrong[::2]}}
+    return {"relabeled": {int(i): int(case.truth[i]) for i in case.wrong[::2]}}
 
 
 def _draw(case: Case, share: float) -> np.ndarray:
@@ -89,7 +89,7 @@ def relabel_random(case: Case) -> dict:
     """Random other labels for a tenth of the rows."""
     rng = np.random.default_rng([case.seed, 30])
     other = lambda i: int((case.given[i] + rng.integers(1, case.classes)) % case.classes)
-    return {"relabelled": {int(i): other(i) for i in _draw(case, 0.1)}}
+    return {"relabeled": {int(i): other(i) for i in _draw(case, 0.1)}}
 
 
 def add_rows(case: Case) -> dict:
@@ -114,15 +114,15 @@ def oversample(case: Case) -> dict:
 CHANGES: dict[str, Callable[[Case], dict]] = {
     "cleanlab, linear: removed": lambda case: _remove(rivals.confident_linear(case)),
     "cleanlab, ensemble: removed": lambda case: _remove(rivals.confident_ensemble(case)),
-    "cleanlab, ensemble: relabelled": relabel_issues,
+    "cleanlab, ensemble: relabeled": relabel_issues,
     "AUM: removed": lambda case: _remove(rivals.area_under_margin(case)),
     "Data-OOB: removed": lambda case: _remove(rivals.data_oob(case)),
     "least likely fifth removed": remove_unlikely,
-    "everything relabelled as predicted": relabel_all,
+    "everything relabeled as predicted": relabel_all,
     "wrong labels corrected": correct,
     "half of the wrong labels corrected": correct_half,
     "random tenth removed": remove_random,
-    "random tenth relabelled": relabel_random,
+    "random tenth relabeled": relabel_random,
     "rows added": add_rows,
     "rare classes oversampled": oversample,
 }
@@ -131,9 +131,9 @@ CHANGES: dict[str, Callable[[Case], dict]] = {
 def judge(case: Case, made: dict, model: str) -> dict | None:
     """The verdict, and the truth; None where there is no change or the sets are too small."""
     removed = made.get("removed", np.zeros(0, dtype=int))
-    relabelled = made.get("relabelled", {})
+    relabeled = made.get("relabeled", {})
     added = made.get("added", np.zeros(0, dtype=int))
-    if not len(removed) + len(relabelled) + len(added):
+    if not len(removed) + len(relabeled) + len(added):
         return None
     place = {int(i): number for number, i in enumerate(case.train)}
     count = len(case.train)
@@ -144,7 +144,7 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
     names = data.source.classes
     change = compare.Change(
         removed=sorted(place[int(i)] for i in removed),
-        relabelled={place[i]: str(label) for i, label in relabelled.items() if str(label) in names},
+        relabeled={place[i]: str(label) for i, label in relabeled.items() if str(label) in names},
         edited={},
         added=list(range(count, len(rows))),
     )
@@ -175,7 +175,7 @@ def find_truth(case: Case, rows: np.ndarray, y: np.ndarray, change, model: str) 
     """How error and log loss on right labels change: {measure: [change, low, high]}."""
     count = len(case.train)
     new = y.copy()
-    for id, label in change.relabelled.items():
+    for id, label in change.relabeled.items():
         new[id] = int(label)
     kept = np.setdiff1d(np.arange(len(rows)), change.removed)
     values: dict[str, list] = {"error": [], "log loss": []}
@@ -255,8 +255,7 @@ def main() -> None:
     if options.shared_only:
         choose = compare.choose_measured
         compare.choose_measured = lambda count, change: (
-            choose(count, change)
-            & ~np.isin(np.arange(count), [*change.removed, *change.relabelled])
+            choose(count, change) & ~np.isin(np.arange(count), [*change.removed, *change.relabeled])
         )
     folder = sets.FOLDER / ("held_out" if options.held_out else "dev")
     paths = [

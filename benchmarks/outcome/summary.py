@@ -119,7 +119,7 @@ def as_they_come(cases: Cases, method: str) -> dict[str, float] | None:
         if case[1] != CLEAN or method not in found:
             continue
         result = found[method]
-        touched[case[0]].append((result["removed"] + result["relabelled"]) / result["rows"])
+        touched[case[0]].append((result["removed"] + result["relabeled"]) / result["rows"])
         for model, after in result["measures"].items():
             before = found[NOTHING]["measures"][model]
             pair = [after["error"] - before["error"], after["log loss"] / before["log loss"]]
@@ -195,7 +195,7 @@ def show(lines: list[dict]) -> None:
     print("\n### By evaluation model, all situations")
     rows = [[m, *(_cell(damaged, m, (model,)) for model in models)] for m in methods]
     print_table(["method", *models], rows)
-    print("\n### By data set, all situations")
+    print("\n### By dataset, all situations")
     of_set = [{c: f for c, f in damaged.items() if c[0] == name} for name in names]
     print_table(["method", *names], [[m, *(_cell(c, m) for c in of_set)] for m in methods])
     print("\n### Harm, calibration, time")
@@ -207,7 +207,7 @@ def show(lines: list[dict]) -> None:
             continue
         seconds = np.median([result["seconds"] for result in done])
         ece = mean_of(damaged, method, "ece")
-        touched = sum(r["removed"] + r["relabelled"] for r in done)
+        touched = sum(r["removed"] + r["relabeled"] for r in done)
         hits = sum(r["found"] for r in done)
         wrong = sum(r["wrong"] for r in done)
         precision = f"{hits / touched:.2f}" if touched else ""
@@ -225,7 +225,7 @@ def _show_as_they_come(cases: Cases, methods: list[str]) -> None:
     overlapping = {case[0] for case in clean} - {case[0] for case in select(cases)}
     for title, names in (
         ("overlapping classes", overlapping),
-        ("the data sets above", {case[0] for case in clean} - overlapping),
+        ("the datasets above", {case[0] for case in clean} - overlapping),
     ):
         chosen = {case: found for case, found in clean.items() if case[0] in names}
         print(f"\n## Undamaged data: {title} ({len(names)} sets)")
@@ -286,7 +286,7 @@ def _show_notes(cases: Cases) -> None:
 # --- the table of every case, and the figure ----------------------------------------------------
 
 HEAD = ("set", "task", "noise", "situation", "seed", "method", "model")
-HEAD += ("error", "log_loss", "ece", "removed", "relabelled", "wrong", "found", "rows", "seconds")
+HEAD += ("error", "log_loss", "ece", "removed", "relabeled", "wrong", "found", "rows", "seconds")
 
 
 def list_rows(lines: list[dict]) -> list[tuple]:
@@ -296,7 +296,7 @@ def list_rows(lines: list[dict]) -> list[tuple]:
         if line["measures"] is None:
             continue
         name, *about = line["case"]
-        counts = [line[k] for k in ("removed", "relabelled", "wrong", "found", "rows", "seconds")]
+        counts = [line[k] for k in ("removed", "relabeled", "wrong", "found", "rows", "seconds")]
         for model, found in line["measures"].items():
             values = [f"{found[measure]:.5f}" for measure in (*MEASURES, "ece")]
             rows.append((name, line["task"], *about, line["method"], model, *values, *counts))
@@ -310,7 +310,7 @@ def lines_of(rows: list[dict[str, str]]) -> list[dict]:
         case = [row["set"], row["noise"], row["situation"], int(row["seed"])]
         line = found.setdefault((*case, row["method"]), {"case": case, "measures": {}, "note": ""})
         line |= {"method": row["method"], "task": row["task"], "seconds": float(row["seconds"])}
-        line |= {k: int(row[k]) for k in ("removed", "relabelled", "wrong", "found", "rows")}
+        line |= {k: int(row[k]) for k in ("removed", "relabeled", "wrong", "found", "rows")}
         columns = {"error": "error", "log loss": "log_loss", "ece": "ece"}
         line["measures"][row["model"]] = {k: float(row[c]) for k, c in columns.items()}
     return list(found.values())

@@ -15,7 +15,7 @@ FLIPPED = 0.1  # share of training labels replaced by another class
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set, a model, its training, and how much truth is computed."""
+    """A dataset, a model, its training, and how much truth is computed."""
 
     name: str
     what: str

@@ -51,4 +51,4 @@ print(verdict.sentence)
 # %% The cleaned copy
 # The copy is again a folder of images; relabeled images are in the folder of their new class.
 done = dross.export("runs/digits", "cleaned")
-print(done.written, "images,", done.removed, "removed,", done.relabelled, "relabeled")
+print(done.written, "images,", done.removed, "removed,", done.relabeled, "relabeled")

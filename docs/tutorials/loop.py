@@ -5,7 +5,7 @@ schedule, the clipping, the optimizer.
 """
 
 # %% The data
-# The data set has 600 handwritten digits for training, 60 of them with a wrong label, and 400 for
+# The dataset has 600 handwritten digits for training, 60 of them with a wrong label, and 400 for
 # the query.
 import numpy as np
 import torch

@@ -63,4 +63,4 @@ print(verdict.sentence)
 # `dross export runs/tumors cleaned.csv` writes the copy. The input is not changed; a list next to
 # the copy shows which rows were removed or relabeled.
 done = dross.export("runs/tumors", "cleaned.csv")
-print(done.written, "rows,", done.removed, "removed,", done.relabelled, "relabeled")
+print(done.written, "rows,", done.removed, "removed,", done.relabeled, "relabeled")

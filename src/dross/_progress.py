@@ -44,7 +44,7 @@ def on_progress(callback: Callback) -> Iterator[None]:
       kind of work was done so far;
     - `scores/lowest`, `mean`, `highest`, and `harmful`, the share below 0, of `Run.influence`;
       their step is the number of steps that the run had taken;
-    - `clean/removed`, `relabelled`, and the change in each measure, such as `error`, of
+    - `clean/removed`, `relabeled`, and the change in each measure, such as `error`, of
       `dross.clean`;
     - `verdict/improved` (1, -1 if worse, 0 if inconclusive) and for each metric `before`,
       `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`;

@@ -140,7 +140,7 @@ def recommend_removing(count: int):
         figure = Figure(before=0.2, after=0.1, change=-0.1, interval=(-0.12, -0.08))
         plan = PlanResult(
             removed=np.arange(count),
-            relabelled={},
+            relabeled={},
             name="remove-50",
             what=f"remove {count}",
             figures={"error": figure, "log loss": figure},

@@ -177,8 +177,8 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
 
 
 def test_images_are_scaled_for_the_eye(tmp_path):
-    grey = np.linspace(-2, 2, 2 * 4 * 4).reshape(2, 4, 4)
-    np.save(tmp_path / "data.npy", grey)
+    gray = np.linspace(-2, 2, 2 * 4 * 4).reshape(2, 4, 4)
+    np.save(tmp_path / "data.npy", gray)
     first, last = (read_image(tmp_path / "data.npy" / str(k)) for k in (0, 1))
     assert first is not None and last is not None and first.shape == (4, 4, 3)
     assert first.min() == 0 and last.max() == 255

@@ -114,10 +114,10 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
     label = project.table["label"]
     yew, ash = (label.index[label == name].tolist() for name in ("yew", "ash"))
 
-    def words(removed, relabelled):
+    def words(removed, relabeled):
         plan = PlanResult(
             np.array(removed),
-            dict.fromkeys(relabelled, "yew"),
+            dict.fromkeys(relabeled, "yew"),
             name="p",
             what="remove 3",
             figures={},
@@ -134,8 +134,8 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
 
 
 def test_a_class_vanishes_only_if_nothing_else_becomes_it():
-    def vanished(removed, relabelled):
-        effects = class_effects(["ash", "ash", "yew", "birch"], Edits(removed, relabelled))
+    def vanished(removed, relabeled):
+        effects = class_effects(["ash", "ash", "yew", "birch"], Edits(removed, relabeled))
         return sorted(effect.name for effect in effects if not effect.left)
 
     assert vanished([2, 3], {}) == ["birch", "yew"]

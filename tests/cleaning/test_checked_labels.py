@@ -69,7 +69,7 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     assert project.info.checked_labels.checked == 3
     assert not np.allclose(project.table["score"], before["score"])
     every = project.label_table
-    assert every.loc[[right, wrong, other], "checked"].tolist() == ["right", "wrong", "relabelled"]
+    assert every.loc[[right, wrong, other], "checked"].tolist() == ["right", "wrong", "relabeled"]
     assert every.loc[right, "wrong"] == 0 and len(every) == 90
     assert not set(project.labels_to_check.index) & decided.keys()
     assert np.isnan(every.loc[wrong, "wrong"]) and every.loc[wrong, "prediction"] == ""
@@ -199,9 +199,9 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     project, y, flipped, again, said = one
     plan = project.recommended
     assert plan is not None
-    untouched = sorted(set(range(160)) - set(plan.removed) - set(plan.relabelled))
+    untouched = sorted(set(range(160)) - set(plan.removed) - set(plan.relabeled))
     right, wrong, other = (int(k) for k in np.array(untouched)[~flipped[untouched]][:3])
-    confirmed = int(next(iter(plan.relabelled)))  # the plan would relabel it
+    confirmed = int(next(iter(plan.relabeled)))  # the plan would relabel it
     label = next(name for name in project.classes if name != y[other])
     decided = {
         right: ("keep", None),
@@ -213,14 +213,14 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     found = again()
     assert "Using 4 checked labels: 2 right, 1 corrected, 1 wrong." in said
     plan = found.recommended
-    assert plan is not None and plan.relabelled[other] == label and wrong in plan.removed
+    assert plan is not None and plan.relabeled[other] == label and wrong in plan.removed
     for id in (right, confirmed):
-        assert id not in plan.removed and id not in plan.relabelled
+        assert id not in plan.removed and id not in plan.relabeled
         assert found.table.loc[id, ["wrong", "action"]].tolist() == [0, "keep"]
     assert found.table.loc[other, ["action", "prediction"]].tolist() == ["relabel", label]
     assert (found.table.loc[[wrong, other], ["wrong", "confidence"]] == 1).all(axis=None)
     assert found.info.checked_labels.checked == 4
-    assert found.label_table.loc[other, "checked"] == "relabelled"
+    assert found.label_table.loc[other, "checked"] == "relabeled"
     assert not set(found.labels_to_check.index) & decided.keys()
     copy = pandas.read_csv(dross.export(found.folder, tmp_path / "copy.csv").cleaned)
     kept = np.delete(np.arange(160), plan.removed)
@@ -242,7 +242,7 @@ def test_checked_labels_are_kept_where_the_project_is_made_anew(one):
     (project.folder / "project.json").unlink()
     found = again()
     assert found.decisions.current("validation") == {other: ("relabel", label)}
-    assert found.recommended is not None and found.recommended.relabelled[other] == label
+    assert found.recommended is not None and found.recommended.relabeled[other] == label
     used = read_used(found.folder, reopen_inputs(found)[0])
     assert used.decided == {other: ("relabel", label)} and used.part == "train"
     rows = project_rows(found, reopen_inputs(found)[0])
@@ -260,9 +260,9 @@ def test_what_a_person_said_is_done_even_if_no_plan_is_recommended(one, monkeypa
     found = again()
     plan = found.recommended
     assert plan is not None and plan.name == "checked" and "as checked by you" in plan.what
-    assert plan.removed.tolist() == [9] and plan.relabelled == {7: label}
+    assert plan.removed.tolist() == [9] and plan.relabeled == {7: label}
     done = dross.export(found.folder, tmp_path / "copy.csv")
-    assert (done.removed, done.relabelled, done.written) == (1, 1, 159)
+    assert (done.removed, done.relabeled, done.written) == (1, 1, 159)
     assert (found.folder / "report.html").exists() and "Nothing helps." in str(found.info)
 
 

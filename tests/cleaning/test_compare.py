@@ -1,4 +1,4 @@
-"""`dross compare`: how two versions of a data set are matched, and what is judged."""
+"""`dross compare`: how two versions of a dataset are matched, and what is judged."""
 
 import json
 
@@ -16,7 +16,7 @@ from dross.cleaning.estimators import Estimators, find_model
 from dross.cleaning.inputs import Request
 from dross.cleaning.task import CLASSIFICATION
 from dross.cleaning.training import Recipe
-from tests.cleaning.made_judgements import know_noise, overlapping, prepare
+from tests.cleaning.made_judgments import know_noise, overlapping, prepare
 from tests.quick_cleaning import quick_cleaning
 
 COUNT = 160
@@ -51,7 +51,7 @@ def read(tmp_path):
 
 
 def edit(frame):
-    """Rows 3 and 4 removed, row 5 relabelled, and a new row."""
+    """Rows 3 and 4 removed, row 5 relabeled, and a new row."""
     after = frame.drop(index=[3, 4])
     after.loc[5, "label"] = "yes" if frame["label"][5] == "no" else "no"
     new = frame.iloc[[7]].assign(a=9.0, key="new")
@@ -63,7 +63,7 @@ def test_shuffled_rows_are_matched(frame, read, key):
     after = edit(frame).sample(frac=1, random_state=0)
     data, change, new = read(frame, after, key=key)
     label = edit(frame).loc[5, "label"]
-    assert change == Change(removed=[3, 4], relabelled={5: label}, edited={}, added=[COUNT])
+    assert change == Change(removed=[3, 4], relabeled={5: label}, edited={}, added=[COUNT])
     assert new.content["a"].tolist() == ["9.0"] and len(data.part("train")) == COUNT + 1
     assert data.part("train").labels[5] == frame["label"][5]
 
@@ -89,12 +89,12 @@ def test_a_key_finds_edited_rows_anywhere(frame, read):
     after.loc[9, "label"] = "no"
     after = after.drop(index=[0]).sample(frac=1, random_state=1)
     _, change, new = read(frame, after, key="key")
-    assert set(change.edited) == {8, 9} and change.removed == [0] and not change.relabelled
+    assert set(change.edited) == {8, 9} and change.removed == [0] and not change.relabeled
     assert sorted(new.content["key"]) == ["k8", "k9"]
 
 
 def _ids(change):
-    return change.removed, set(change.edited), change.added, set(change.relabelled)
+    return change.removed, set(change.edited), change.added, set(change.relabeled)
 
 
 def test_copies_are_matched_one_by_one_with_their_own_label_first(frame, read):
@@ -104,10 +104,10 @@ def test_copies_are_matched_one_by_one_with_their_own_label_first(frame, read):
     copied.loc[COUNT, "label"] = other
     after = copied.drop(index=[COUNT + 1])
     _, change, _ = read(copied, after)
-    assert len(change.removed) == 1 and not change.relabelled and not change.added
+    assert len(change.removed) == 1 and not change.relabeled and not change.added
 
 
-def test_moved_images_are_relabelled(tmp_path):
+def test_moved_images_are_relabeled(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(60):
         pixels = rng.integers(0, 255, (12, 12), dtype=np.uint8)
@@ -122,7 +122,7 @@ def test_moved_images_are_relabelled(tmp_path):
     data, change, _ = read_change(request)
     paths = data.part("train").content["path"].tolist()
     assert [paths[id] for id in change.removed] == ["b/11.png"]
-    assert {paths[id]: label for id, label in change.relabelled.items()} == {"a/10.png": "b"}
+    assert {paths[id]: label for id, label in change.relabeled.items()} == {"a/10.png": "b"}
 
 
 # --- what cannot be compared ----------------------------------------------------------------------
@@ -184,8 +184,8 @@ def test_what_the_models_learn(monkeypatch):
     x, y, _ = overlapping(60)
     numbered = np.column_stack([np.arange(60), x]).astype(np.float32)
     data = prepare(numbered, y, 60)
-    relabelled = {7: str(1 - y[7])}
-    change = Change(removed=[0, 1, 2], relabelled=relabelled, edited={9: 58}, added=[59])
+    relabeled = {7: str(1 - y[7])}
+    change = Change(removed=[0, 1, 2], relabeled=relabeled, edited={9: 58}, added=[59])
     judgment = judge_change(
         data,
         change,
@@ -239,7 +239,7 @@ def test_a_test_set_is_what_counts(frame, tmp_path):
             progress=False,
         )
     assert verdict.rows == 90 and not verdict.nested
-    assert (verdict.removed, verdict.relabelled, verdict.added, verdict.edited) == (2, 1, 1, 0)
+    assert (verdict.removed, verdict.relabeled, verdict.added, verdict.edited) == (2, 1, 1, 0)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def test_a_correction_improves_and_damage_is_worse(versions, run, monkeypatch):
         code, said = run("compare", "before.csv", "corrected.csv", *given, "--json")
         assert code == 0
         found = json.loads(said[said.index("{") : said.rindex("}") + 1])
-        assert found["verdict"] == "improved" and found["relabelled"] > 50
+        assert found["verdict"] == "improved" and found["relabeled"] > 50
         code, said = run("compare", "before.csv", "worse.csv", *given)
     assert code == 3 and "Worse." in said and "relabeled" in said
     assert {path: path.read_bytes() for path in versions.glob("*.csv")} == files
@@ -278,7 +278,7 @@ def test_a_correction_improves_and_damage_is_worse(versions, run, monkeypatch):
     page = (versions / "runs/before-to-worse/report.html").read_text()
     assert "before.csv → worse.csv" in page and "row " in page
     kept = json.loads((versions / "runs/before-to-worse/comparison.json").read_text())
-    assert kept["verdict"]["verdict"] == "worse" and len(kept["change"]["relabelled"]) > 50
+    assert kept["verdict"]["verdict"] == "worse" and len(kept["change"]["relabeled"]) > 50
 
 
 def test_a_folder_with_other_results_is_kept(versions, run, monkeypatch):

@@ -69,13 +69,13 @@ def test_rows_of_the_whole_file_are_edited(one):
     project, flipped, frame = one
     plan = project.recommended
     assert plan is not None and project.info.recommendation.state == "recommended"
-    edited = np.array(sorted([*plan.removed, *plan.relabelled]))
+    edited = np.array(sorted([*plan.removed, *plan.relabeled]))
     assert flipped[edited].mean() > 0.9 and len(edited) > 0.5 * flipped.sum()
     # all over the file, not in some part of it
     assert (np.histogram(edited, 4, (0, len(frame)))[0] > 0).all()
     actions = project.table["action"]
     assert sorted(actions[actions == "remove"].index) == sorted(plan.removed)
-    assert sorted(actions[actions == "relabel"].index) == sorted(plan.relabelled)
+    assert sorted(actions[actions == "relabel"].index) == sorted(plan.relabeled)
     assert (project.table["confidence"].notna() == (actions != "keep")).all()
     likely = project.table["wrong"] > 0.5
     assert likely[edited].all()  # weak cases are for the reviewer
@@ -86,14 +86,14 @@ def test_the_exported_copy_is_the_whole_file_with_the_plan_applied(one, tmp_path
     plan = project.recommended
     done = dross.export(project.folder, tmp_path / "copy.csv")
     expected = frame.copy()
-    for id, label in plan.relabelled.items():
+    for id, label in plan.relabeled.items():
         expected.loc[id, "tree"] = label
     expected = expected.drop(index=plan.removed).reset_index(drop=True)
     pandas.testing.assert_frame_equal(pandas.read_csv(done.cleaned), expected)
-    assert (done.removed, done.relabelled) == (len(plan.removed), len(plan.relabelled))
+    assert (done.removed, done.relabeled) == (len(plan.removed), len(plan.relabeled))
     assert done.written == len(frame) - len(plan.removed)
     listed = pandas.read_csv(done.decisions)
-    assert sorted(listed["id"]) == sorted([*plan.removed, *plan.relabelled])
+    assert sorted(listed["id"]) == sorted([*plan.removed, *plan.relabeled])
 
 
 def test_a_run_says_nothing_about_what_it_held_out(one):

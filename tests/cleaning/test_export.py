@@ -152,7 +152,7 @@ def test_the_copy_is_a_copy(tmp_path):
     assert set(notes) == {"None", "NA", "-"}
 
 
-def test_relabelled_images_do_not_overwrite_others():
+def test_relabeled_images_do_not_overwrite_others():
     names = ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
     placed = place_images(names, RowEdits(set(), {0: "b", 1: "b"}))
     assert len(placed) == len(set(placed.values())) == 4

@@ -155,7 +155,7 @@ def test_images_by_their_pixels_and_with_a_little_noise(tmp_path):
     assert counts.test == counts.validation == 0
 
 
-def test_more_equal_ones_than_neighbours_are_one_group(tmp_path):
+def test_more_equal_ones_than_neighbors_are_one_group(tmp_path):
     frame = pandas.concat([cancer(), *[cancer(slice(3, 4))] * 50])
     frame.to_csv(tmp_path / "all.csv", index=False)
     copies, counts = find(tmp_path / "all.csv", "target")

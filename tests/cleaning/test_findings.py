@@ -12,7 +12,7 @@ from dross.cleaning.plans import Recommendation
 from tests.cleaning.test_recommendation import PLAN as MADE
 from tests.review.review_project import make_info
 
-PLAN = replace(MADE, relabelled={3: "cat"})
+PLAN = replace(MADE, relabeled={3: "cat"})
 
 
 def make_instances(harmful_in, learned_in: Any = 4):

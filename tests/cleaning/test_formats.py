@@ -112,7 +112,7 @@ def test_cells_of_a_sheet(tmp_path):
     assert frame["flag"].tolist()[0] is True and frame["formula"].tolist()[0] is None
     data = prepare(Request(str(path), "kind", task="regression"))
     assert data.source.content["text"].isna().sum() == 3
-    raw, _ = copied(path, ".xlsx", RowEdits(relabelled={2: "7"}))
+    raw, _ = copied(path, ".xlsx", RowEdits(relabeled={2: "7"}))
     first = next(openpyxl.load_workbook(io.BytesIO(raw))["Data"].iter_rows(min_row=2))
     assert [cell.value for cell in first[:5]] == [0, True, datetime.datetime(2024, 5, 1), "NA", 7]
 
@@ -148,7 +148,7 @@ def test_lines_stay_as_they_are_but_for_new_labels(tmp_path):
     ]
     assert raw.decode() == "\n".join(changed) and count == 3
     path.write_text('{"kind": 1, "x": 2}\n{"kind": 2}\n')
-    assert copied(path, ".jsonl", RowEdits(relabelled={1: "2"}))[0].startswith(b'{"kind": 2, "x"')
+    assert copied(path, ".jsonl", RowEdits(relabeled={1: "2"}))[0].startswith(b'{"kind": 2, "x"')
 
 
 def test_nested_values_are_refused(tmp_path):

@@ -60,12 +60,12 @@ def test_the_cleaned_arrays_are_those_without_the_removed_places(arrays):
     assert left_x.dtype == np.float32 and left_y.dtype == y.dtype
     assert (left_x == np.delete(x, places, 0)).all() and (left_y == np.delete(y, places)).all()
     arrays.decisions.record({int(worst.index[0]): ("relabel", "2"), 5: ("remove", None)})
-    relabelled_x, relabelled_y = arrays.cleaned()
-    assert len(relabelled_x) == 199
+    relabeled_x, relabeled_y = arrays.cleaned()
+    assert len(relabeled_x) == 199
     gone = int(arrays.table.loc[5, "row"])
     expected = y.copy()
     expected[places[0]] = 2
-    assert (relabelled_y == np.delete(expected, gone)).all()
+    assert (relabeled_y == np.delete(expected, gone)).all()
 
 
 def test_the_same_call_goes_on_and_other_data_are_refused(arrays):

@@ -13,7 +13,7 @@ from dross.cleaning import estimators, judge, plans
 from dross.cleaning.estimators import find_model
 from dross.cleaning.task import CLASSIFICATION
 from dross.errors import InvalidInput
-from tests.cleaning.made_judgements import (
+from tests.cleaning.made_judgments import (
     flip,
     judge_arrays,
     know_noise,
@@ -75,20 +75,20 @@ def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypat
         held.append(np.flatnonzero(held_out).tolist())
         assert rule == "wrong-50" and labels == "observed"
         inside = np.flatnonzero(~held_out)
-        relabelled = {int(id): int(1 - rows.y[id]) for id in inside[3:5]}
-        return plans.Edits(inside[:3], relabelled), know_noise(rows, 0.1)
+        relabeled = {int(id): int(1 - rows.y[id]) for id in inside[3:5]}
+        return plans.Edits(inside[:3], relabeled), know_noise(rows, 0.1)
 
     monkeypatch.setattr(plans, "edits_without", edit_without)
-    judgement = judge_arrays(
+    judgment = judge_arrays(
         x, y, rule="wrong-50", removed=[0], labels="observed", seeds=3, assignments=2, model=Spy()
     )
-    values = judgement.measure()
+    values = judgment.measure()
     assert values["error"].shape == values["rates"].shape == (3, 3, 60)
     assert len(held) == 10  # five folds, twice: nothing is decided on labels that were seen
     for start in (0, 5):
         assert sorted(np.concatenate(held[start : start + 5])) == list(range(60))
     assert held[:5] != held[5:]
-    assert len(Spy.fitted) == 3 * 3 * 5 == judgement.models
+    assert len(Spy.fitted) == 3 * 3 * 5 == judgment.models
     for (rows, _), asked in zip(Spy.fitted, Spy.asked, strict=True):
         assert not set(rows) & set(asked) and asked in held
     for k in range(0, 45, 3):  # before, after, control
@@ -103,8 +103,8 @@ def test_a_fixed_list_is_applied_to_the_rows_outside_of_the_fold(no_noise, monke
     do_not_resample(monkeypatch)
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(50)
-    judgement = judge_arrays(x, y, removed=range(20), seeds=2, model=Spy())
-    judgement.measure()
+    judgment = judge_arrays(x, y, removed=range(20), seeds=2, model=Spy())
+    judgment.measure()
     for k in range(0, 30, 3):
         before, after, control = (set(rows) for rows, _ in Spy.fitted[k : k + 3])
         asked = set(Spy.asked[k])
@@ -115,8 +115,8 @@ def test_a_fixed_list_is_applied_to_the_rows_outside_of_the_fold(no_noise, monke
 def test_copies_are_held_out_together(no_noise):
     x, y = numbered(40)
     groups = np.arange(40) // 2
-    judgement = judge_arrays(x, y, removed=[0], groups=groups, seeds=2)
-    for piece in judgement.pieces:
+    judgment = judge_arrays(x, y, removed=[0], groups=groups, seeds=2)
+    for piece in judgment.pieces:
         assert (piece.fold[::2] == piece.fold[1::2]).all()
 
 
@@ -137,10 +137,10 @@ def test_random_edits_are_as_many_and_the_same_in_every_fold():
     learned = np.arange(5, 100)
     usual = np.arange(95) % 7
     one = judge.draw_control(0, learned, 100, edits, usual)
-    assert len(one.removed) == 5 and len(one.relabelled) == 5  # as many as here
-    assert len(set(one.removed) | set(one.relabelled)) == 10
+    assert len(one.removed) == 5 and len(one.relabeled) == 5  # as many as here
+    assert len(set(one.removed) | set(one.relabeled)) == 10
     assert np.isin(one.ids, learned).all()
-    assert one.relabelled == {id: usual[id - 5] for id in one.relabelled}
+    assert one.relabeled == {id: usual[id - 5] for id in one.relabeled}
     again = judge.draw_control(0, learned, 100, edits, usual)
     other = judge.draw_control(1, learned, 100, edits, usual)
     assert (one.removed == again.removed).all() and (one.removed != other.removed).any()
@@ -194,11 +194,11 @@ def test_numbers_are_measured_in_their_units(monkeypatch):
     assert 7 < np.mean(after) < 9.5  # a deviation of 10 gives 8
     assert set(verdict.plain) == {"squared error"}
     mended = {int(id): str(right[id]) for id in wrong}
-    verdict = reach_verdict(x[:180], y[:180], test, relabelled=mended, model=LinearRegression())
+    verdict = reach_verdict(x[:180], y[:180], test, relabeled=mended, model=LinearRegression())
     assert verdict.verdict == "improved"
     for label in ("1_000", "nan", "1e999"):  # float() would read them
         with pytest.raises(InvalidInput, match="which is not a valid number"):
-            judge_arrays(x[:180], y[:180], relabelled={3: label})
+            judge_arrays(x[:180], y[:180], relabeled={3: label})
 
 
 # --- verdicts -------------------------------------------------------------------------------------
@@ -210,9 +210,9 @@ def test_a_correct_cleaning_of_data_that_are_noisy_everywhere_is_not_worse(digit
     x, right = digits
     y, bad = flip(right, 0.15, 10)
     count = 600
-    relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad[:count])}
+    relabeled = {int(id): str(right[id]) for id in np.flatnonzero(bad[:count])}
     test = (x[count:1000], y[count:1000]) if tested else None
-    verdict = reach_verdict(x[:count], y[:count], test, relabelled=relabelled)
+    verdict = reach_verdict(x[:count], y[:count], test, relabeled=relabeled)
     assert verdict.verdict == "improved" and 0.1 < verdict.noise < 0.22
     assert verdict.metrics["log loss"].difference < -0.03
     changes = [each["log loss"].difference for each in (verdict.metrics, verdict.plain)]
@@ -224,8 +224,8 @@ def test_a_correct_cleaning_of_data_that_are_noisy_everywhere_is_not_worse(digit
 def test_right_test_labels_are_recognized(digits):
     x, right = digits
     y, bad = flip(right[:600], 0.15, 10)
-    relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad)}
-    verdict = reach_verdict(x[:600], y, (x[600:900], right[600:900]), relabelled=relabelled)
+    relabeled = {int(id): str(right[id]) for id in np.flatnonzero(bad)}
+    verdict = reach_verdict(x[:600], y, (x[600:900], right[600:900]), relabeled=relabeled)
     assert verdict.verdict == "improved" and verdict.noise < 0.02
 
 
@@ -280,11 +280,11 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
         assert "no training instance of '2' is left" in verdict.advice
         assert "the 20 test instances of it count as wrong" in verdict.advice
         assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
-    relabelled = {int(id): "0" for id in np.flatnonzero(y)}
+    relabeled = {int(id): "0" for id in np.flatnonzero(y)}
     with pytest.raises(InvalidInput, match=r"only one class .* GaussianNB cannot be trained"):
-        reach_verdict(x, y, relabelled=relabelled, model=GaussianNB())
+        reach_verdict(x, y, relabeled=relabeled, model=GaussianNB())
     with pytest.raises(InvalidInput, match="relabeled as 'x', which is not one of the classes"):
-        reach_verdict(x, y, relabelled={3: "x"})
+        reach_verdict(x, y, relabeled={3: "x"})
 
 
 # --- estimators -----------------------------------------------------------------------------------

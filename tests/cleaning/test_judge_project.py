@@ -20,7 +20,7 @@ from dross.cleaning.estimators import find_model
 from dross.cleaning.project import Project
 from dross.cleaning.task import CLASSIFICATION
 from dross.errors import InvalidInput
-from tests.cleaning.made_judgements import flip
+from tests.cleaning.made_judgments import flip
 
 QUICK = {"repeats": 1, "epochs": 8, "lr": 0.05, "model": "linear", "progress": False}
 FEW = {"seeds": 3, "quick": True, "progress": False}
@@ -85,7 +85,7 @@ def test_a_recommended_rule_is_repeated_without_each_fold(whole, monkeypatch):
     assert sorted(np.concatenate(held)) == list(range(300)) and len(held) == 5
     assert verdict.verdict == "improved" and verdict.nested and verdict.rows == 300
     assert verdict.removed == len(project.recommended.removed)
-    assert verdict.relabelled == len(project.recommended.relabelled)
+    assert verdict.relabeled == len(project.recommended.relabeled)
     assert 0.08 < verdict.noise < 0.25 and len(verdict.per_class) == 3
     assert "knowledge of all labels" not in verdict.advice
     (kept,) = project.verdicts()
@@ -104,7 +104,7 @@ def test_a_list_is_judged_and_the_verdict_says_what_it_has_seen(whole):
     project = Project.open(whole)
     project.decisions.record({3: ("remove", None), 5: ("relabel", "two")})
     decided = ask(whole, remove=None, decisions=True)
-    assert (decided.removed, decided.relabelled) == (1, 1)
+    assert (decided.removed, decided.relabeled) == (1, 1)
     assert "These decisions were made with knowledge of all labels" in decided.advice
 
 
@@ -116,7 +116,7 @@ def test_a_test_file_measures(tested):
 
 
 @pytest.mark.parametrize(("name", "n_jobs"), [("whole", None), ("tested", 2)])
-def test_a_stopped_judgement_goes_on(name, n_jobs, request, monkeypatch):
+def test_a_stopped_judgment_goes_on(name, n_jobs, request, monkeypatch):
     """In other processes where they need not estimate the noise: ours is made quick for tests."""
     run = request.getfixturevalue(name)
     monkeypatch.setattr(judge, "_SEEDS_SIDE_BY_SIDE", 1)
@@ -135,7 +135,7 @@ def test_a_stopped_judgement_goes_on(name, n_jobs, request, monkeypatch):
     waiting = sorted(path.name for path in (run / "judging").glob("*/piece-*"))
     assert waiting == ["piece-000000.safetensors", "piece-000001.safetensors"]
     assert len(Project.open(run).verdicts()) == 1
-    ask(run, remove=11)  # another judgement does not take what is kept
+    ask(run, remove=11)  # another judgment does not take what is kept
     assert len(list((run / "judging").glob("*/*"))) == 2
     again = ask(run, n_jobs=n_jobs)
     assert again.metrics == finished.metrics and again.per_class == finished.per_class

@@ -78,7 +78,7 @@ def test_rules_leave_weak_cases_validation_rows_and_checked_rows():
         assert len(touched)
         assert not rows.anchors[touched].any()
         assert noise.p_wrong[touched].min() > 0.5
-        assert all(label != given[id] for id, label in edits.relabelled.items())
+        assert all(label != given[id] for id, label in edits.relabeled.items())
 
 
 def test_no_rule_removes_a_whole_class():
@@ -354,7 +354,7 @@ def test_held_out_labels_have_no_part_in_the_edits():
     first, noise = edits_without(Rows.of(x, given, 3), held_out, "wrong-50", "observed")
     second, _ = edits_without(Rows.of(x, other, 3), held_out, "wrong-50", "observed")
     assert (first.removed == second.removed).all()
-    assert first.relabelled == second.relabelled
+    assert first.relabeled == second.relabeled
     touched = first.ids
     assert len(touched)
     assert not held_out[touched].any()

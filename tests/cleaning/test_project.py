@@ -23,7 +23,7 @@ def test_the_project_shows_itself(cancer):
     assert all(hurt.measured for hurt in why.hurts)
 
 
-def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
+def test_columns_of_mislabeled_rows_speak_against_their_labels(cancer):
     project = cancer[1]
     suspects = project.table["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
     weights = [[weight for _, weight in project.why(int(id)).columns] for id in suspects]

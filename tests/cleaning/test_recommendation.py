@@ -33,7 +33,7 @@ PLAN = PlanResult(
     name="wrong-50",
     what="relabel 1 and remove 2",
     removed=np.array([4, 7]),
-    relabelled={3: "ash"},
+    relabeled={3: "ash"},
     figures={"error": FIGURE, "noise-aware log loss": FIGURE},
 )
 
@@ -81,7 +81,7 @@ def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_p
     assert (project.table["action"] == "keep").all()
 
 
-def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp_path):
+def test_numbers_that_are_swapped_are_never_relabeled_unless_a_plan_says_so(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(180, 3))
     y = 50 + 10 * x[:, 0] + rng.normal(size=180)
@@ -94,7 +94,7 @@ def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp
     assert wrong[instances["wrong"] > 0.5].mean() > 0.8
     assert (instances["wrong"] > 0.5)[wrong].mean() > 0.6
     plan = project.recommended
-    edited = [] if plan is None else [*plan.removed, *plan.relabelled]
+    edited = [] if plan is None else [*plan.removed, *plan.relabeled]
     assert sorted(edited) == instances.index[instances["action"] != "keep"].tolist()
     assert wrong[np.array(edited, dtype=int)].mean() > 0.8 if edited else True
     for known in project.plans:
@@ -107,7 +107,7 @@ def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp
 def test_a_plan_is_kept_and_read():
     again = parse_json(json.dumps(to_json(PLAN)).encode(), PlanResult, Path("plan.json"))
     assert again.removed.tolist() == [4, 7] and again.removed.dtype == np.int64
-    assert (again.relabelled, again.figures, len(again)) == ({3: "ash"}, PLAN.figures, 3)
+    assert (again.relabeled, again.figures, len(again)) == ({3: "ash"}, PLAN.figures, 3)
 
 
 def kept(**changes):
@@ -134,10 +134,10 @@ HOSTILE = {
     "half an id": {"removed": [1.5]},
     "ids in ids": {"removed": [[1]]},
     "no ids": {"removed": None},
-    "a label for nobody": {"relabelled": {"99": "ash"}},
-    "a label alone": {"relabelled": ["ash"]},
-    "a label that is a number": {"relabelled": {"3": 7}},
-    "a label that is no class": {"relabelled": {"3": "../../x"}},
+    "a label for nobody": {"relabeled": {"99": "ash"}},
+    "a label alone": {"relabeled": ["ash"]},
+    "a label that is a number": {"relabeled": {"3": 7}},
+    "a label that is no class": {"relabeled": {"3": "../../x"}},
     "no figures": {"figures": None},
     "a figure in words": {"figures": {"error": {**vars(FIGURE), "before": "x"}}},
     "a figure without an interval": {"figures": {"error": {"before": 1.0}}},
@@ -148,10 +148,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_recommendation_that_dross_did_not_write_is_refused(little, case):
-    set_in_json(little / "project.json", recommendation=kept(relabelled={}))
+    set_in_json(little / "project.json", recommendation=kept(relabeled={}))
     assert Project.open(little).plans[0].name == "wrong-50"
     changes = {"removed": [10**6]} if case == "an id that is not there" else HOSTILE[case]
-    set_in_json(little / "project.json", recommendation=kept(**{"relabelled": {}} | changes))
+    set_in_json(little / "project.json", recommendation=kept(**{"relabeled": {}} | changes))
     with pytest.raises(CorruptFile, match=r"project\.json is damaged: .*Run dross clean again"):
         Project.open(little)
     with pytest.raises(CorruptFile):
@@ -159,7 +159,7 @@ def test_a_recommendation_that_dross_did_not_write_is_refused(little, case):
 
 
 def test_a_forged_label_leads_nowhere_else(album):
-    plan = kept(removed=[], relabelled={"5": "../../x"}, figures={})
+    plan = kept(removed=[], relabeled={"5": "../../x"}, figures={})
     set_in_json(album / "project.json", recommendation=plan)
     before = sorted(str(path) for path in album.parent.rglob("*"))
     with pytest.raises(DrossError):

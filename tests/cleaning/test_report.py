@@ -64,11 +64,11 @@ def test_the_numbers_of_the_report_add_up(cleaned):
     assert sums[-1] == wrong and (cleaned.table["wrong"] > 0.5).sum() == int(wrong)
     _, *rows, sums = read_table(page, "classes")
     counts = np.array([[number(cell) for cell in row[1:]] for row in rows])
-    before, removed, relabelled, gained, after, _ = counts.T
-    assert (before + removed + relabelled + gained == after).all()
+    before, removed, relabeled, gained, after, _ = counts.T
+    assert (before + removed + relabeled + gained == after).all()
     assert counts.sum(0).tolist() == [number(cell) for cell in sums[1:]]
     assert before.sum() == total and after.sum() == total - len(plan.removed)
-    assert -relabelled.sum() == gained.sum() == len(plan.relabelled)
+    assert -relabeled.sum() == gained.sum() == len(plan.relabeled)
 
 
 def test_the_first_screen_tells_the_story(tmp_path):
@@ -106,7 +106,7 @@ def test_many_or_long_classes_are_listed_in_pairs_with_a_sum(tmp_path):
     def rename(content):
         content["classes"] = list(new.values())
         for plan in content["recommendation"]["plans"]:
-            plan["relabelled"] = {id: new[name] for id, name in plan["relabelled"].items()}
+            plan["relabeled"] = {id: new[name] for id, name in plan["relabeled"].items()}
 
     change_json(project.folder / "project.json", rename)
     table = pandas.read_parquet(project.folder / "instances.parquet")

@@ -36,16 +36,16 @@ def test_rows_are_found_by_their_lines(tmp_path):
 
 
 def test_the_separator_that_was_given_is_used(tmp_path):
-    changed = RowEdits(relabelled={2: "b"})
+    changed = RowEdits(relabeled={2: "b"})
     done = copied(tmp_path / "t.csv", "x^y\n1,5^a\n", changed, ".tsv", "^")
     assert done == "x\ty\n1,5\tb\n"
 
 
 def test_a_label_that_is_no_plain_number_is_refused_among_numbers(tmp_path):
     text = "x,y\n1,2.5\n2,3.5\n"
-    assert copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "4"})) == ("x,y\n1,4\n2,3.5\n")
+    assert copied(tmp_path / "t.csv", text, RowEdits(relabeled={2: "4"})) == ("x,y\n1,4\n2,3.5\n")
     with pytest.raises(InvalidInput, match="'1_000' is not a valid label"):
-        copied(tmp_path / "t.csv", text, RowEdits(relabelled={2: "1_000"}))
+        copied(tmp_path / "t.csv", text, RowEdits(relabeled={2: "1_000"}))
 
 
 @pytest.mark.parametrize("label", ["y", "key"])
@@ -74,7 +74,7 @@ def test_parquet_keeps_its_index_types_and_remarks(tmp_path, label):
 
 def test_parquet_with_numbers_for_names(tmp_path):
     pandas.DataFrame({0: np.arange(3), 1: [True, False, True]}).to_parquet(tmp_path / "t.parquet")
-    edits = RowEdits(relabelled={2: "False"})
+    edits = RowEdits(relabeled={2: "False"})
     raw, _ = copy_file(tmp_path / "t.parquet", ".parquet", "1", edits)
     copy = pandas.read_parquet(io.BytesIO(raw))
     assert copy[1].tolist() == [False, False, True] and copy[1].dtype == bool
@@ -148,12 +148,12 @@ def test_a_copy_is_written_as_its_original(tmp_path, codec, separator, end, last
 
 def test_a_new_label_is_quoted_where_it_has_to_be(tmp_path):
     text = 'y,x\na,1\n"b",2\n'
-    edits = RowEdits(relabelled={2: "c, d", 3: 'say "b"'})
+    edits = RowEdits(relabeled={2: "c, d", 3: 'say "b"'})
     assert copied(tmp_path / "t.csv", text, edits) == 'y,x\n"c, d",1\n"say ""b""",2\n'
     with pytest.raises(InvalidInput, match="'đ' of a new label does not exist in the encoding"):
         raw = "y,x\né,1\n".encode("cp1252")
-        relabelled = RowEdits(relabelled={2: "đ"})
-        copy_table(raw, tmp_path / "t.csv", ".csv", "y", relabelled, Reading())
+        relabeled = RowEdits(relabeled={2: "đ"})
+        copy_table(raw, tmp_path / "t.csv", ".csv", "y", relabeled, Reading())
 
 
 def test_decimal_commas_are_read_and_kept(tmp_path):

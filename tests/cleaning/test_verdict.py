@@ -169,7 +169,7 @@ def test_figures_are_what_they_say():
         made="",
         what="x",
         removed=3,
-        relabelled=1,
+        relabeled=1,
         seeds=6,
         metrics={"error": error, "log loss": loss},
         plain={},
@@ -197,7 +197,7 @@ def test_a_change_that_decides_comes_before_one_that_is_not_clear():
     told = SimpleNamespace(
         verdict="improved",
         removed=5,
-        relabelled=44,
+        relabeled=44,
         edited=0,
         added=0,
         metrics={"error": error, "log loss": loss},

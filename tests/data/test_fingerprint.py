@@ -49,7 +49,7 @@ def _open(folder, data):
 def test_one_changed_label_of_a_map_style_set_is_noticed(tmp_path):
     run = _train(tmp_path / "t", MapStyle(X, Y))
     assert run.recording.tape.manifest.data_digest == EVERYTHING
-    with pytest.raises(InputChanged, match="a different data set"):
+    with pytest.raises(InputChanged, match="a different dataset"):
         _open(tmp_path / "t", MapStyle(X, _changed()))
     for same in (MapStyle(X, Y), (X, Y)):  # however the same instances are given
         assert _open(tmp_path / "t", same).steps == 2

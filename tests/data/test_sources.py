@@ -1,4 +1,4 @@
-"""Data sets of other forms: dicts of columns, and those of common packages."""
+"""Datasets of other forms: dicts of columns, and those of common packages."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_an_iterable_data_set_is_refused():
         def __iter__(self):
             return iter([(0, torch.ones(3), 1)])
 
-    with pytest.raises(InvalidInput, match=r"map-style data set .* ids are 0 to N-1"):
+    with pytest.raises(InvalidInput, match=r"map-style dataset .* ids are 0 to N-1"):
         Instances(Stream(), CPU, F64)
 
 
@@ -46,7 +46,7 @@ def test_ids_that_are_texts_are_refused(tmp_path):
 
 
 class Rows:
-    """A map-style data set of dicts."""
+    """A map-style dataset of dicts."""
 
     def __init__(self, rows):
         self.rows = rows

@@ -44,7 +44,7 @@ def jitter(x, generator):
 
 def case(name: str) -> tuple[Problem, dict]:
     """A problem by name, and further options of dross.train and dross.load."""
-    if name == "centred":
+    if name == "centered":
         return replace(problem("mlp", "sgd"), model=lambda: Centred().to(F64)), {}
     if name == "augmented":
         return problem("mlp", "adamw"), {"augment": jitter}

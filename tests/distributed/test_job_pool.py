@@ -138,7 +138,7 @@ def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
 
 
 class Drawn(torch.utils.data.Dataset):
-    """A large data set that is small to describe, as one that lies in files is."""
+    """A large dataset that is small to describe, as one that lies in files is."""
 
     def __len__(self):
         return 2000
@@ -148,7 +148,7 @@ class Drawn(torch.utils.data.Dataset):
 
 
 def test_what_travels_is_lean(tmp_path):
-    """The model, the data set as given and the name of the tape; no states, no copied data."""
+    """The model, the dataset as given and the name of the tape; no states, no copied data."""
     model = torch.nn.Linear(32, 3)
     run = dross.train(
         model,

@@ -25,10 +25,10 @@ KEEPS = {
     "cnn momentum": dross.tape.EveryStep(),
     "attention sgd": dross.tape.Checkpoints(every=3),
     "batchnorm adam": dross.tape.Checkpoints(every=3),
-    "centred": dross.tape.EveryStep(),
+    "centered": dross.tape.EveryStep(),
     "augmented": dross.tape.Checkpoints(every=3),
 }
-WHOLE = {"attention sgd", "centred", "batchnorm adam"}  # batches of these are not cut
+WHOLE = {"attention sgd", "centered", "batchnorm adam"}  # batches of these are not cut
 
 
 def close(found, expected, relative=1e-9):

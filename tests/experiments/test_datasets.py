@@ -1,4 +1,4 @@
-"""Data sets by name, and the paper's preprocessing."""
+"""Datasets by name, and the paper's preprocessing."""
 
 import gzip
 import hashlib
@@ -78,7 +78,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def test_fetched_checked_and_kept(monkeypatch, tmp_path):
-    """A data set's home is a folder here; what arrives damaged is not kept."""
+    """A dataset's home is a folder here; what arrives damaged is not kept."""
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from experiments import problems, table1
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """A two-class problem in place of each data set."""
+    """A two-class problem in place of each dataset."""
 
     def problem(name):
         rng = np.random.default_rng(len(name))

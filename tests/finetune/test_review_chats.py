@@ -34,7 +34,7 @@ def test_the_api_sends_tokens_with_their_effects_and_filters_by_source(project):
 
 def test_a_chat_is_kept_or_removed_and_has_no_class(project):
     listing = Listing(project)
-    assert listing.ids(Filter(tab="mislabelled"), {}) == []
+    assert listing.ids(Filter(tab="mislabeled"), {}) == []
     with pytest.raises(InvalidInput, match="no training instance 99"):
         explain_instance(listing, 99)
 
@@ -56,7 +56,7 @@ def test_tokens_are_coloured_with_a_legend_and_a_tooltip(browser, project):  # n
         assert page.is_visible("#why .token-legend") and "<user>" in page.text_content("#why-body")
         assert (
             page.is_hidden("[data-do=relabel]")
-            and page.locator("[data-tab=mislabelled]").count() == 0
+            and page.locator("[data-tab=mislabeled]").count() == 0
         )
         page.select_option("select[name=origin]", "c")
         wait_until(page, "location.search.includes('origin=c')")

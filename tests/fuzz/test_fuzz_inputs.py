@@ -87,7 +87,7 @@ def prepare_or_refuse(request: Request, seed: object) -> PreparedData | None:
 
 
 def copy_or_refuse(path, request: Request, prepared: PreparedData | None, random_) -> None:
-    """A copy of a table without one row, relabelled: it has the rows it should."""
+    """A copy of a table without one row, relabeled: it has the rows it should."""
     rows = [2, 3] if prepared is None else prepared.source.rows.tolist()
     labels = ["1"] if prepared is None else [str(label) for label in prepared.source.labels]
     removed, changed = random_.choice(rows), random_.choice(rows)

@@ -173,7 +173,7 @@ headers = st.lists(
 def fuzzed(tmp_path_factory):
     """A project that the requests are about, and its page as an ASGI application."""
     project = make_project(tmp_path_factory.mktemp("http") / "p", "table", INSTANCES)
-    command = [sys.executable, "-S", "-c", "pass"]  # a judgement that ends at once
+    command = [sys.executable, "-S", "-c", "pass"]  # a judgment that ends at once
     yield project, create_app(project, Keys(TOKEN), judge_command=command)
     project.decisions.close()
 

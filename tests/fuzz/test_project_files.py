@@ -27,7 +27,7 @@ TOKEN = "the-token"
 ADDRESSES = [
     "/api/project",
     "/api/list?tab=all",
-    "/api/list?tab=mislabelled&state=undecided",
+    "/api/list?tab=mislabeled&state=undecided",
     "/api/list?tab=all&state=remove&q=n1",
     "/api/items?ids=0,1,2,30",
     "/api/why?id=0",

@@ -49,7 +49,7 @@ def test_part_of_a_run(record):
 @pytest.mark.filterwarnings("ignore:The forward pass updates")
 def test_a_loop_of_ones_own_with_accumulation_and_augmentation(tmp_path):
     """Each micro-batch has its own pass, and its own buffers before it."""
-    p = problem("centred", "sgd")
+    p = problem("centered", "sgd")
     model, optimizer = p.start()
     model.train()
 

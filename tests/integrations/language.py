@@ -16,7 +16,7 @@ WORDS = 20
 
 
 def language_model(**options):
-    """Llama would normalise in float32 whatever its type; OPT computes in its own."""
+    """Llama would normalize in float32 whatever its type; OPT computes in its own."""
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=WORDS,
@@ -48,13 +48,13 @@ def classifier(**options):
     return BertForSequenceClassification(config).double()
 
 
-def texts(count=10, labelled=False):
+def texts(count=10, labeled=False):
     random = np.random.default_rng(0)
     items = [
         {"input_ids": random.integers(1, WORDS, n).tolist()}
         for n in random.integers(3, 8, count).tolist()
     ]
-    if labelled:
+    if labeled:
         for item in items:
             item["labels"] = int(item["input_ids"][0] % 3)
     return items

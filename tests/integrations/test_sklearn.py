@@ -65,13 +65,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_rows_that_are_wrong_are_removed_or_relabelled(cancer):
+def test_rows_that_are_wrong_are_removed_or_relabeled(cancer):
     _, noisy, bad, model = cancer
-    touched = np.union1d(model.removed_, list(model.relabelled_)).astype(int)
+    touched = np.union1d(model.removed_, list(model.relabeled_)).astype(int)
     assert len(touched) > 40 and bad[touched].mean() > 0.8
-    assert all(label == 1 - noisy[row] for row, label in model.relabelled_.items())
+    assert all(label == 1 - noisy[row] for row, label in model.relabeled_.items())
     assert (model.plan_.removed == model.removed_).all()
-    assert set(model.plan_.relabelled) == set(model.relabelled_)
+    assert set(model.plan_.relabeled) == set(model.relabeled_)
 
 
 def test_every_row_has_a_score_and_a_probability_that_its_label_is_wrong(cancer):
@@ -92,7 +92,7 @@ def test_a_verdict_is_given_where_it_is_asked_for(cancer):
 def test_the_estimator_learns_exactly_what_is_left(cancer):
     x, noisy, _, model = cancer
     x, y = StandardScaler().fit_transform(x), noisy.copy()
-    for row, label in model.relabelled_.items():
+    for row, label in model.relabeled_.items():
         y[row] = label
     left = np.setdiff1d(np.arange(len(y)), model.removed_)
     expected = LogisticRegression(max_iter=1000).fit(x[left], y[left])
@@ -107,12 +107,12 @@ def test_a_frame_keeps_its_names_and_labels_their_type(folder):
     frame = pandas.DataFrame(x, columns=["a", "b", "c"], index=np.arange(len(x)) * 3)
     model = quick(KNeighborsClassifier(1)).fit(frame, pandas.Series(y, index=frame.index))
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
-    touched = [*model.removed_, *model.relabelled_]
+    touched = [*model.removed_, *model.relabeled_]
     assert touched and bad[touched].mean() > 0.8
-    assert set(model.relabelled_.values()) <= {"no", "yes"}
-    assert all(model.predict(frame)[row] == label for row, label in model.relabelled_.items())
+    assert set(model.relabeled_.values()) <= {"no", "yes"}
+    assert all(model.predict(frame)[row] == label for row, label in model.relabeled_.items())
     array = quick(out=folder).fit(x, y)
-    assert (array.removed_ == model.removed_).all() and array.relabelled_ == model.relabelled_
+    assert (array.removed_ == model.removed_).all() and array.relabeled_ == model.relabeled_
     assert np.allclose(array.scores_, model.scores_, equal_nan=True)
 
 
@@ -123,7 +123,7 @@ def test_validation_data_of_ones_own_are_not_learned():
     model = quick(KNeighborsClassifier(1), **how).fit(x, y)
     assert not np.isnan(model.scores_).any() and len(model.wrong_) == 280
     assert model.estimator_.n_samples_fit_ <= 280
-    touched = [*model.removed_, *model.relabelled_]
+    touched = [*model.removed_, *model.relabeled_]
     assert touched and bad[touched].mean() > 0.8
     with pytest.raises(InvalidInput, match="class 'maybe'"):
         quick(validation=(x[:80], ["maybe"] * 80)).fit(x, y)
@@ -136,12 +136,12 @@ def test_a_regressor_removes_rows_whose_number_is_wrong():
     bad = rng.random(220) < 0.1
     y[bad] = rng.permutation(y)[: bad.sum()]
     model = CleaningRegressor(options=QUICK | {"epochs": 20}).fit(x, y)
-    touched = [*model.removed_, *model.relabelled_]
+    touched = [*model.removed_, *model.relabeled_]
     assert len(touched) > 5 and bad[touched].mean() > 0.8
-    assert all(isinstance(label, float) for label in model.relabelled_.values())
+    assert all(isinstance(label, float) for label in model.relabeled_.values())
     assert not hasattr(model, "classes_") and not hasattr(model, "predict_proba")
     left = np.setdiff1d(np.arange(220), model.removed_)
-    for row, label in model.relabelled_.items():
+    for row, label in model.relabeled_.items():
         y[row] = label
     assert np.allclose(model.predict(x), Ridge().fit(x[left], y[left]).predict(x))
 
@@ -156,7 +156,7 @@ def test_texts_are_cleaned():
     pipeline = make_pipeline(TfidfVectorizer(), LogisticRegression())
     options = QUICK | {"backbone": "none"}
     model = CleaningClassifier(pipeline, plan="wrong-50", options=options).fit(texts, wrong)
-    assert bad[[*model.removed_, *model.relabelled_]].mean() > 0.8
+    assert bad[[*model.removed_, *model.relabeled_]].mean() > 0.8
     assert model.predict(np.array(texts[:2], dtype=object)).tolist() == [0, 1]
 
 
@@ -164,7 +164,7 @@ def test_sparse_matrices_are_cleaned_unless_they_are_too_large_to_be_dense():
     texts, wrong, bad = made_texts()
     rows = sparse.csr_matrix(TfidfVectorizer().fit_transform(texts))
     model = quick(plan="wrong-50").fit(rows, wrong)
-    assert bad[[*model.removed_, *model.relabelled_]].mean() > 0.8
+    assert bad[[*model.removed_, *model.relabeled_]].mean() > 0.8
     wide = sparse.hstack([rows, sparse.csr_matrix((200, 400_000))], format="csr")
     with pytest.raises(InvalidInput, match=r"sparse matrix of .* TruncatedSVD"):
         quick().fit(wide, wrong)
@@ -173,7 +173,7 @@ def test_sparse_matrices_are_cleaned_unless_they_are_too_large_to_be_dense():
 def test_where_nothing_is_recommended_everything_is_learned():
     x, y, _ = made(200, share=0)
     model = quick(judge=True).fit(x, y)
-    assert model.plan_ is None and model.verdict_ is None and not model.relabelled_
+    assert model.plan_ is None and model.verdict_ is None and not model.relabeled_
     assert len(model.removed_) == 0 and not np.isnan(model.scores_).all()
     expected = LogisticRegression(max_iter=1000).fit(x, y)
     assert (model.predict_proba(x) == expected.predict_proba(x)).all()
@@ -183,7 +183,7 @@ def test_a_plan_by_name_is_followed_and_an_unknown_one_refused(folder):
     x, y, _ = made()
     model = quick(plan="relabel-90", out=folder).fit(x, y)
     assert model.plan_.name == "relabel-90"
-    assert len(model.removed_) == 0 and len(model.relabelled_) == len(model.plan_) > 0
+    assert len(model.removed_) == 0 and len(model.relabeled_) == len(model.plan_) > 0
     with pytest.raises(InvalidInput, match="Did you mean 'relabel-90'"):
         quick(plan="relable-90").fit(x, y)
 
@@ -194,7 +194,7 @@ def test_a_folder_of_ones_own_is_kept_and_its_decisions_are_followed(folder, tmp
     project = dross.Project.open(tmp_path / "run")
     project.decisions.record({0: ("remove", None), 1: ("relabel", "yes")})
     model = quick(out=tmp_path / "run").fit(x, y)
-    assert model.removed_.tolist() == [0] and model.relabelled_ == {1: "yes"}
+    assert model.removed_.tolist() == [0] and model.relabeled_ == {1: "yes"}
     assert model.plan_.name == project.recommended.name
     with pytest.raises(InvalidInput, match="contains results from other data"):
         quick(out=tmp_path / "run").fit(x + 1, y)
@@ -204,7 +204,7 @@ def test_too_few_rows_are_learned_as_they_are_with_a_warning():
     x, y, _ = made(60)
     with pytest.warns(DrossWarning, match="60 rows are too few to clean"):
         model = quick().fit(x, y)
-    assert model.plan_ is None and np.isnan(model.scores_).all() and model.relabelled_ == {}
+    assert model.plan_ is None and np.isnan(model.scores_).all() and model.relabeled_ == {}
     assert (model.predict(x) == LogisticRegression(max_iter=1000).fit(x, y).predict(x)).all()
     with pytest.warns(DrossWarning, match="Cleaning needs at least 40 rows"):
         quick(min_rows=10).fit(x[:30], y[:30])
@@ -245,7 +245,7 @@ def test_weights_follow_the_rows_that_are_left(folder):
     model = quick(out=folder).fit(x, y, sample_weight=weights)
     left = np.setdiff1d(np.arange(len(x)), model.removed_)
     y = y.copy()
-    for row, label in model.relabelled_.items():
+    for row, label in model.relabeled_.items():
         y[row] = label
     expected = LogisticRegression(max_iter=1000).fit(x[left], y[left], weights[left])
     assert (model.predict_proba(x) == expected.predict_proba(x)).all()

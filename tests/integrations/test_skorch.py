@@ -128,7 +128,7 @@ def test_refusals(tmp_path):
     net = build(NeuralNetClassifier, callbacks, module=Net).fit(X, Y)
     callback = dict(net.callbacks_)["dross"]
     callback.source_.dataset.X[2] += 1
-    with pytest.raises(InputChanged, match="a different data set"):
+    with pytest.raises(InputChanged, match="a different dataset"):
         callback.recorded_run()
     X[2] -= 1
 

@@ -24,7 +24,7 @@ from tests.record.user_loops import close
 
 KINDS = {
     "language": (language_model, texts()),
-    "classifier": (classifier, texts(labelled=True)),
+    "classifier": (classifier, texts(labeled=True)),
 }
 OPTIONS = {
     "plain": {"max_grad_norm": 0.0},
@@ -226,7 +226,7 @@ def test_margins_of_a_classifier(tmp_path):
     """Its weights do not move, so that every margin is that of the first model."""
     trainer = trainer_for("classifier", tmp_path, **OPTIONS["sgd"] | {"learning_rate": 0.0})
     trainer.train()
-    batch = pad(texts(labelled=True))
+    batch = pad(texts(labeled=True))
     labels = batch.pop("labels").numpy()
     logits = trainer.model.eval()(**batch).logits.detach().numpy()
     others = np.where(np.eye(3, dtype=bool)[labels], -np.inf, logits).max(1)

@@ -89,7 +89,7 @@ def test_changed_data(tmp_path):
     changed = [dict(item) for item in texts()]
     changed[3]["input_ids"] = changed[3]["input_ids"][::-1]
     again = trainer(tmp_path, train_dataset=changed)
-    with pytest.raises(InputChanged, match="a different data set"):
+    with pytest.raises(InputChanged, match="a different dataset"):
         again.recorded_run()
 
 
@@ -134,11 +134,11 @@ def test_losses_of_ones_own(tmp_path):
     def squares(outputs, labels):
         return (outputs.logits[:, 0] - labels) ** 2
 
-    given = {"model": classifier(), "train_dataset": texts(labelled=True), "losses": squares}
+    given = {"model": classifier(), "train_dataset": texts(labeled=True), "losses": squares}
     own = trainer(tmp_path, Squared, **given)
     own.train()
     run = own.recorded_run()
-    assert run.influence(own.loss_of(texts(labelled=True)[:3])).values.any()
+    assert run.influence(own.loss_of(texts(labeled=True)[:3])).values.any()
 
 
 def test_a_tape_that_is_there_already(tmp_path):
@@ -163,7 +163,7 @@ def test_no_data_to_ask_about(tmp_path):
     with pytest.raises(InvalidInput, match=r"trainer\.loss_of\(validation\)"):
         trainer(tmp_path).loss_of()
     with pytest.raises(InvalidInput, match="one loss per label and none per token"):
-        given = {"model": classifier(), "train_dataset": texts(labelled=True)}
+        given = {"model": classifier(), "train_dataset": texts(labeled=True)}
         own = trainer(tmp_path, **given)
         own.train()
         own.recorded_run(per_token=True)

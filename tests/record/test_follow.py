@@ -148,7 +148,7 @@ def test_changed_items_are_refused(tmp_path):
     changed[j]["labels"] = (changed[j]["labels"] + 1) % 3
     model, source = run.recording.objective.model, Collated(changed, pad, split)
     with pytest.raises(
-        InputChanged, match=r"returns different inputs or labels|a different data set"
+        InputChanged, match=r"returns different inputs or labels|a different dataset"
     ):
         again = dross.load(tmp_path / "t", model, source, losses_of)
         again.influence(dross.mean_loss(Collated(data[:3], pad, split)))

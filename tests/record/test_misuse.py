@@ -18,7 +18,7 @@ _NAMES = itertools.count()
 
 
 class Given(torch.utils.data.Dataset):
-    """A data set whose every instance is what `give` says."""
+    """A dataset whose every instance is what `give` says."""
 
     def __init__(self, give):
         self.give = give

@@ -167,7 +167,7 @@ def test_a_buffer_that_moves_later(record):
 @IGNORE_WARNING
 def test_micro_batches_one_after_the_other(tmp_path):
     """Each micro-batch starts from the buffers that the one before it left."""
-    p = problem("centred", "adam")
+    p = problem("centered", "adam")
     model, optimizer = p.start()
     recorder = dross.Recorder(model.train(), p.loss, optimizer, path=tmp_path / "mine")
     for t in range(3):
@@ -192,7 +192,7 @@ def test_many_queries_at_once(record):
 
 @IGNORE_WARNING
 def test_a_recorder_replays_them_bit_for_bit(tmp_path):
-    p = problem("centred", "sgd")
+    p = problem("centered", "sgd")
     p.model = lambda make=p.model: make().float()
     p.X, p.X_val = p.X.float(), p.X_val.float()
     keep = dross.tape.Checkpoints(every=1000)

@@ -219,7 +219,7 @@ class TestRefusals:
     def test_ids_beyond_the_data_set(self, loop):
         ids, x, y = self.batch
         take_step(self.recorder, self.optimizer, ids + 1000, x, y)
-        message = r"used instance 10\d\d, but the data set has only 15"
+        message = r"used instance 10\d\d, but the dataset has only 15"
         with pytest.raises(InputChanged, match=message):
             self.recorder.run((self.p.X, self.p.Y)).influence(query(self.p))
 
@@ -229,7 +229,7 @@ class TestRefusals:
         ids = np.array([3, 14]) if last else np.array([0, 5])
         batch = (ids + 1, self.p.X[ids], self.p.Y[ids])
         take_step(self.recorder, self.optimizer, *batch)
-        message = r"index in the data set, from 0: subtract 1"
+        message = r"index in the dataset, from 0: subtract 1"
         with pytest.raises(InputChanged, match=message):
             self.recorder.run(data).influence(query(self.p))
         options = {"path": tmp_path / "other", "data": data}

@@ -145,23 +145,23 @@ def _training() -> TrainingInfo:
 def _plan(instances: pd.DataFrame) -> Recommendation:
     """Relabel half of the suspects and remove the others: in the table, and for project.json."""
     suspects = instances.index[instances["mislabel_rank"] >= 0]
-    relabelled, removed = suspects[::2].tolist(), suspects[1::2].tolist()
-    instances.loc[relabelled, "action"], instances.loc[removed, "action"] = "relabel", "remove"
-    touched = [*relabelled, *removed]
+    relabeled, removed = suspects[::2].tolist(), suspects[1::2].tolist()
+    instances.loc[relabeled, "action"], instances.loc[removed, "action"] = "relabel", "remove"
+    touched = [*relabeled, *removed]
     instances.loc[touched, "wrong"] = np.linspace(0.6, 0.99, len(touched))
     instances.loc[touched, "confidence"] = instances.loc[touched, "wrong"]
     best = PlanResult(
         name="wrong-50",
-        what=f"relabel {len(relabelled)} and remove {len(removed)}",
+        what=f"relabel {len(relabeled)} and remove {len(removed)}",
         removed=np.array(removed),
-        relabelled={id: str(instances.at[id, "prediction"]) for id in relabelled},
+        relabeled={id: str(instances.at[id, "prediction"]) for id in relabeled},
         figures=_figures(-0.0113),
     )
     other = PlanResult(
         name="wrong-90",
         what=f"remove {len(suspects)}",
         removed=suspects.to_numpy(),
-        relabelled={},
+        relabeled={},
         figures=_figures(0.004),
     )
     reason = f"Models improve by more than chance would explain if you {best.what} rows."
@@ -224,7 +224,7 @@ def make_verdict(
         "made": made,
         "what": "decisions",
         "removed": 18,
-        "relabelled": 3,
+        "relabeled": 3,
         "seeds": seeds,
         "verdict": "improved",
         "model": "RandomForestClassifier",
@@ -234,7 +234,7 @@ def make_verdict(
             {"class": ">50K", "count": 300, "before": 0.3, "after": 0.28},
         ],
         "sentence": sentence
-        or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, "
+        or "Removing 18 and relabeling 3 instances lowers the test error from 15.2 % to 14.3 %, "
         "more than chance explains.",
         "advice": "10 seeds are enough to see this difference.",
         "plain": {},

@@ -31,7 +31,7 @@ time.sleep(60)
 """
 
 
-def test_a_judgement_is_started_watched_and_shown(fresh):
+def test_a_judgment_is_started_watched_and_shown(fresh):
     verdict = f"VERDICT = {json.dumps(seal(make_verdict()))!r}\n"
     command = judge_command(fresh.folder, verdict + WRITES_A_VERDICT)
     with client_of(fresh, judge_command=command) as client:
@@ -51,7 +51,7 @@ def test_a_judgement_is_started_watched_and_shown(fresh):
         assert client.get("/api/verdicts").json()["verdicts"][0]["verdict"] == "improved"
 
 
-def test_a_judgement_that_fails_says_what_it_said(fresh):
+def test_a_judgment_that_fails_says_what_it_said(fresh):
     with client_of(fresh, judge_command=judge_command(fresh.folder, FAILS)) as client:
         decide(client, ["remove", None, [1]])
         client.post("/api/judge", json={"seeds": 2})
@@ -60,7 +60,7 @@ def test_a_judgement_that_fails_says_what_it_said(fresh):
         assert "no <tapes> here" in status()["output"]
 
 
-def test_a_judgement_can_be_cancelled_and_ends_with_the_page(fresh):
+def test_a_judgment_can_be_cancelled_and_ends_with_the_page(fresh):
     pid_file = fresh.folder / "pid"
 
     def start(client):
@@ -78,7 +78,7 @@ def test_a_judgement_can_be_cancelled_and_ends_with_the_page(fresh):
             os.kill(pid, 0)
 
 
-def test_a_judgement_runs_no_modules_of_the_current_folder(fresh, tmp_path, monkeypatch):
+def test_a_judgment_runs_no_modules_of_the_current_folder(fresh, tmp_path, monkeypatch):
     here = tmp_path / "downloads"
     here.mkdir()
     for name in ("random", "json", "torch", "dross"):

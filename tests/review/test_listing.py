@@ -10,12 +10,12 @@ from tests.review.review_project import make_project
 def test_the_tabs_are_in_the_order_of_their_ranks(page, shared_project):
     rows = shared_project.table
     harm, mislabel = rows["harm_rank"].sort_values(), rows["mislabel_rank"].sort_values()
-    harmful, mislabelled, everything = (
+    harmful, mislabeled, everything = (
         page.get("/api/list", params={"tab": tab}).json()["ids"]
-        for tab in ("harmful", "mislabelled", "all")
+        for tab in ("harmful", "mislabeled", "all")
     )
     assert harmful == [id for id in harm.index if rows.at[id, "score"] < 0]
-    assert mislabelled == list(mislabel[mislabel >= 0].index)
+    assert mislabeled == list(mislabel[mislabel >= 0].index)
     assert everything == list(harm.index)
 
 

@@ -20,7 +20,7 @@ def planned(tmp_path):
 def recommended(project):
     plan = project.recommended
     removed = {int(id): ("remove", None) for id in plan.removed}
-    return removed | {id: ("relabel", label) for id, label in plan.relabelled.items()}
+    return removed | {id: ("relabel", label) for id, label in plan.relabeled.items()}
 
 
 def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(planned):
@@ -102,7 +102,7 @@ def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):
     relabel = {"0": "no such class"}
     change_json(
         planned.folder / "project.json",
-        lambda content: content["recommendation"]["plans"][0].update(relabelled=relabel),
+        lambda content: content["recommendation"]["plans"][0].update(relabeled=relabel),
     )
     with pytest.raises(CorruptFile, match="labels that are not classes"):
         Project.open(planned.folder)

@@ -52,9 +52,7 @@ def make_named(folder, kind, names):
     def rename(content):
         content["classes"] = [new.get(name, name) for name in content["classes"]]
         for plan in content["recommendation"]["plans"]:
-            plan["relabelled"] = {
-                id: new.get(name, name) for id, name in plan["relabelled"].items()
-            }
+            plan["relabeled"] = {id: new.get(name, name) for id, name in plan["relabeled"].items()}
 
     change_json(project.folder / "project.json", rename)
     table = pd.read_parquet(project.folder / "instances.parquet")

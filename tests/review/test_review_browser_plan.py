@@ -42,7 +42,7 @@ def test_the_plan_is_first_and_one_key_takes_it_over_and_one_takes_it_back(brows
         wait_for_text(page, "plan-state", "Accepted: 10 instances decided")
         wait_until_saved(page)
         expected = dict.fromkeys(project.recommended.removed.tolist(), ("remove", None))
-        expected |= {id: ("relabel", new) for id, new in project.recommended.relabelled.items()}
+        expected |= {id: ("relabel", new) for id, new in project.recommended.relabeled.items()}
         assert decisions_on_disk(project) == expected
         wait_for_text(
             page, "progress-text", "10 decided (10 of 10 in the plan): 5 remove, 5 relabel"

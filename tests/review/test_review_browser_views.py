@@ -164,7 +164,7 @@ def test_images_are_a_grid_and_why_shows_others(browser, tmp_path):
         assert page.evaluate("document.activeElement.className").startswith("item")
 
 
-def test_a_judgement_is_started_cancelled_and_shown_on_the_page(browser, project):
+def test_a_judgment_is_started_cancelled_and_shown_on_the_page(browser, project):
     verdict = f"VERDICT = {json.dumps(seal(make_verdict(seeds=4)))!r}\n"
     command = judge_command(project.folder, verdict + JUDGE)
     with (

@@ -52,7 +52,7 @@ def train(folder, data=None, **options):
 
 
 def own_loop(folder, **options):
-    """The user's own loop, whose recorder does not know the data set."""
+    """The user's own loop, whose recorder does not know the dataset."""
     model, optimizer = start()
     recorder = dross.Recorder(model, "cross_entropy", optimizer, path=folder, **options)
     generator = torch.Generator().manual_seed(1)

@@ -28,7 +28,7 @@ class Stop(Exception):
 
 
 class MapStyle:
-    """A data set that is read instance by instance."""
+    """A dataset that is read instance by instance."""
 
     def __init__(self, pair):
         self.pair = pair

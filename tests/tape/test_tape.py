@@ -86,9 +86,9 @@ def test_what_belongs_to_another_run_is_refused(record):
         reopen(p, run.path, penalty=penalty)
     changed = p.Y.clone()
     changed[3] = (changed[3] + 1) % 3
-    with pytest.raises(InputChanged, match="data set"):
+    with pytest.raises(InputChanged, match="dataset"):
         reopen(p, run.path, data=(p.X, changed))
-    with pytest.raises(InputChanged, match="data set"):
+    with pytest.raises(InputChanged, match="dataset"):
         reopen(p, run.path, data=(p.X[:-1], p.Y[:-1]))
 
 

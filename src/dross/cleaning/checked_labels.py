@@ -35,7 +35,7 @@ _RESULTS = {
     "train": re.compile(r"project\.json"),
     "validation": re.compile(r"project\.json|runs/run-\d+-scores\.safetensors"),
 }
-_WORDS = {"keep": "right", "remove": "wrong", "relabel": "relabelled"}
+_WORDS = {"keep": "right", "remove": "wrong", "relabel": "relabeled"}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`dross compare`: does a change of the data help, whoever made it?
 
-Two versions of a data set are matched row by row: by a key, else by content. Both are then judged as
+Two versions of a dataset are matched row by row: by a key, else by content. Both are then judged as
 `dross judge` judges edits: new models learn each version, and a third one the version before with a
 random change of the same size. Without a test file all rows are divided into folds. A fold has no
 effect on the models that measure it: neither its rows nor what the change did to them.
@@ -104,7 +104,7 @@ def compare(
     progress: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Judge a change of a data set, whoever made it: cleanlab, a vendor, a script, a colleague.
+    """Judge a change of a dataset, whoever made it: cleanlab, a vendor, a script, a colleague.
 
     New models are trained on both versions, and on the version before with a random change of the
     same size. They are evaluated on the test set, or without one on all rows of the version before,
@@ -137,7 +137,7 @@ def compare(
         say: a function that gets a sentence about each stage; by default nothing is said.
 
     Returns:
-        The verdict, with the numbers of rows that were `removed`, `relabelled`, `edited` and
+        The verdict, with the numbers of rows that were `removed`, `relabeled`, `edited` and
         `added`. It is also written to the folder: report.html, summary.md and comparison.json.
 
     Raises:
@@ -251,14 +251,14 @@ def default_folder(before: Any, after: Any) -> Path:
 
 @dataclass(frozen=True)
 class Change:
-    """How the rows of a data set differ from those of an earlier version of it.
+    """How the rows of a dataset differ from those of an earlier version of it.
 
     Rows that the version after has and the one before lacks (`new`) are numbered after those of the
     one before.
     """
 
     removed: list[int]  # ids of rows before
-    relabelled: dict[int, Any]  # the id of a row before: its label after
+    relabeled: dict[int, Any]  # the id of a row before: its label after
     edited: dict[int, int]  # the id of a row before: that of the new row in its place
     added: list[int]  # ids of new rows in the place of none
 
@@ -269,17 +269,17 @@ class Change:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many rows were removed, relabelled, edited and added."""
+        """How many rows were removed, relabeled, edited and added."""
         return {
             "removed": len(self.removed),
-            "relabelled": len(self.relabelled),
+            "relabeled": len(self.relabeled),
             "edited": len(self.edited),
             "added": len(self.added),
         }
 
     def describe(self, count: int) -> str:
         """The change in words. count: how many rows there were before."""
-        touched = len(self.removed) + len(self.relabelled) + len(self.edited)
+        touched = len(self.removed) + len(self.relabeled) + len(self.edited)
         parts = [f"{number:,} {name}" for name, number in self.counts.items() if number]
         return f"Of {count:,} rows: {', '.join(parts)}; {count - touched:,} are the same."
 
@@ -288,7 +288,7 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
     """Read both versions and match their rows.
 
     Returns:
-        One data set whose training rows are those before and then the new ones; how it changed; and
+        One dataset whose training rows are those before and then the new ones; how it changed; and
         the new rows as they were read.
 
     Raises:
@@ -319,7 +319,7 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
     replaced = {one: numbers[two] for one, two in edited.items()}
     change = Change(
         removed=np.setdiff1d(np.arange(count), kept).tolist(),
-        relabelled={
+        relabeled={
             one: after.labels[two] for one, two in pairs if before.labels[one] != after.labels[two]
         },
         edited=replaced,
@@ -343,9 +343,9 @@ def _match_contents(
 ) -> tuple[Pairs, dict[int, int]]:
     """Rows with the same content, the same label first; then edited rows, if none was moved."""
     contents = _list_contents(request.data, before), _list_contents(request.after, after)
-    labelled = list(zip(contents[0], before.labels)), list(zip(contents[1], after.labels))
+    labeled = list(zip(contents[0], before.labels)), list(zip(contents[1], after.labels))
     left = list(range(len(before))), list(range(len(after)))
-    same = _pair_up(*labelled, *left)
+    same = _pair_up(*labeled, *left)
     left = _without(same, *left)
     relabeled = _pair_up(*contents, *left)
     left = _without(relabeled, *left)
@@ -451,11 +451,11 @@ def judge_change(
         inputs.flatten(1).numpy(), labels, len(classes), groups=_join_edited(groups, change)
     )
     removed = np.array(sorted([*change.removed, *change.edited]), dtype=np.int64)
-    relabelled = {
+    relabeled = {
         id: classes.index(label) if classes else float(label)
-        for id, label in change.relabelled.items()
+        for id, label in change.relabeled.items()
     }
-    edits = ChosenEdits(removed, relabelled, what)
+    edits = ChosenEdits(removed, relabeled, what)
     nested = not len(data.parts["test"])
     if nested:
         measured = choose_measured(len(rows), change)
@@ -472,8 +472,8 @@ def judge_change(
         pieces = divide_passes(measured, seeds, together=is_small)
     x = torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype)
     names = np.array(classes, dtype=object)[rows.y[measured]] if classes else None
-    left = {*change.relabelled.values()}
-    stays = np.setdiff1d(np.arange(len(y)), [*removed, *change.relabelled])
+    left = {*change.relabeled.values()}
+    stays = np.setdiff1d(np.arange(len(y)), [*removed, *change.relabeled])
     left |= set(data.part("train").labels[stays].tolist())
     vanished = [name for name in classes if name not in left]
     notes = [] if names is None else [warn_of_vanished(vanished, names)]
@@ -545,7 +545,7 @@ def write_comparison(
     """Write comparison.json, report.html and summary.md."""
     whole = data.part("train")
     shown = {
-        "relabelled": _show_relabelled(whole, change),
+        "relabeled": _show_relabeled(whole, change),
         "removed": _show_rows(whole, change.removed),
         "added": _show_rows(whole, change.added),
     }
@@ -568,16 +568,16 @@ def _count_pairs(whole: Source, change: Change) -> list[tuple[str, str, int]]:
     """How often which label was replaced by which, the most frequent first; none for numbers."""
     if not whole.classes:
         return []
-    pairs = Counter((str(whole.labels[id]), label) for id, label in change.relabelled.items())
+    pairs = Counter((str(whole.labels[id]), label) for id, label in change.relabeled.items())
     return [(*pair, count) for pair, count in pairs.most_common(_SHOWN)]
 
 
-def _show_relabelled(whole: Source, change: Change) -> list[dict[str, str]]:
+def _show_relabeled(whole: Source, change: Change) -> list[dict[str, str]]:
     names = whole.names
     show = whole.task.show
     return [
         {"row": names[id], "label": show(whole.labels[id]), "after": show(label)}
-        for id, label in list(change.relabelled.items())[:_SHOWN]
+        for id, label in list(change.relabeled.items())[:_SHOWN]
     ]
 
 

@@ -1,4 +1,4 @@
-"""Duplicates in a data set: within the training set, and between it and the others."""
+"""Duplicates in a dataset: within the training set, and between it and the others."""
 
 import math
 import re
@@ -234,9 +234,9 @@ def _near_pairs(everything: _Instances, keys: np.ndarray) -> list[_Pair]:
     """Pairs that are nearly the same, among the first instances of all keys."""
     places = np.unique(keys, return_index=True)[1]
     places = places[everything.rows[places].abs().sum(1).numpy() > 0]  # else nothing is known
-    if not 2 * NEIGHBOURS < len(places) <= MOST_COMPARED:
+    if not 2 * NEIGHBORS < len(places) <= MOST_COMPARED:
         return []
-    pairs = find_neighbours(everything.rows[places]).near_pairs()
+    pairs = find_neighbors(everything.rows[places]).near_pairs()
     return [(int(places[one]), int(places[other]), share) for one, other, share in pairs]
 
 
@@ -387,16 +387,16 @@ def _learned(data: PreparedData) -> list[Column]:
 # --- which are nearly the same --------------------------------------------------------------------
 
 
-NEIGHBOURS = 20  # of each instance: the last of them says how near others usually are
+NEIGHBORS = 20  # of each instance: the last of them says how near others usually are
 _FEW_DIMENSIONS = 128  # of the random projection in which candidates are searched
 _BLOCK_BYTES = 256 << 20  # of gathered rows
-_FALSE_ALARMS = 0.01  # near pairs that chance may make in the whole data set, on average
+_FALSE_ALARMS = 0.01  # near pairs that chance may make in the whole dataset, on average
 _AT_MOST = 0.4  # of the usual distance: in many dimensions chance allows for more, a copy does not
 _USUALLY = 1.5  # times the median distance: a larger one is unusual
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """Of N instances the K nearest others, the nearest first."""
 
     places: Tensor  # int64 [N, K]
@@ -436,11 +436,11 @@ class Neighbours:
         of the last one's distance with probability (K - 1) t^m at most. Over all N instances chance
         makes fewer than N (K - 1) t^m such pairs: t keeps that below `_FALSE_ALARMS`.
         """
-        count, neighbours = self.distances.shape
+        count, neighbors = self.distances.shape
         dimension = self.dimension
         if dimension == 0:
             return 0.0
-        share = _FALSE_ALARMS / (count * max(neighbours - 1, 1))
+        share = _FALSE_ALARMS / (count * max(neighbors - 1, 1))
         return min(share ** (1 / dimension), _AT_MOST)
 
     def near_pairs(self) -> list[tuple[int, int, float]]:
@@ -461,7 +461,7 @@ class Neighbours:
         return [(*pair, share) for pair, share in sorted(pairs.items())]
 
 
-def find_neighbours(rows: Tensor, count: int = NEIGHBOURS) -> Neighbours:
+def find_neighbors(rows: Tensor, count: int = NEIGHBORS) -> Neighbors:
     """Find the nearest neighbors of every row by Euclidean distance.
 
     Where there are many dimensions, candidates come from a projection to fewer; their distances are
@@ -484,7 +484,7 @@ def find_neighbours(rows: Tensor, count: int = NEIGHBOURS) -> Neighbours:
         [(block[:, None] - rows[near]).square().sum(2).sqrt() for block, near in blocks]
     )
     order = distances.argsort(dim=1)
-    return Neighbours(places.gather(1, order), distances.gather(1, order))
+    return Neighbors(places.gather(1, order), distances.gather(1, order))
 
 
 # --- which are expected ---------------------------------------------------------------------------

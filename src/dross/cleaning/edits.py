@@ -30,7 +30,7 @@ class ChosenEdits(Edits):
         """What happens to each instance, in the order of ids, with those that a person kept."""
         decided: dict[int, Decision] = dict.fromkeys(self.kept, (KEEP, None))
         decided |= {int(id): (REMOVE, None) for id in self.removed}
-        decided |= {id: (RELABEL, label) for id, label in self.relabelled.items()}
+        decided |= {id: (RELABEL, label) for id, label in self.relabeled.items()}
         return dict(sorted(decided.items()))
 
 
@@ -88,17 +88,17 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
             f"relabel by hand with dross review {project.folder}."
         )
     predictions = suspects.head(relabel)["prediction"]
-    relabelled = {int(id): str(label) for id, label in predictions.items()}
+    relabeled = {int(id): str(label) for id, label in predictions.items()}
     harmful = instances.sort_values("harm_rank").index.to_numpy()[:remove]
-    in_both = np.isin(harmful, list(relabelled))
+    in_both = np.isin(harmful, list(relabeled))
     what = []
     if remove:
         what.append(f"the {len(harmful)} most harmful removed")
     if relabel:
-        what.append(f"the {len(relabelled)} most likely label errors relabeled")
+        what.append(f"the {len(relabeled)} most likely label errors relabeled")
     if in_both.any():
         what.append(f"{int(in_both.sum())} instances in both lists relabeled, not removed")
-    return ChosenEdits(harmful[~in_both], relabelled, ", ".join(what), ranked=True)
+    return ChosenEdits(harmful[~in_both], relabeled, ", ".join(what), ranked=True)
 
 
 def _from_decisions(project: Project) -> ChosenEdits:
@@ -107,14 +107,14 @@ def _from_decisions(project: Project) -> ChosenEdits:
     path = project.folder / "decisions.sqlite"
     check_belongs(decisions, path, TRAIN, count, project.classes)
     removed = [id for id, (action, _) in decisions.items() if action == REMOVE]
-    relabelled = {id: str(label) for id, (action, label) in decisions.items() if action == RELABEL}
+    relabeled = {id: str(label) for id, (action, label) in decisions.items() if action == RELABEL}
     kept = tuple(id for id, (action, _) in decisions.items() if action == KEEP)
     if len(removed) > count - MIN_INSTANCES // 2:
         raise InvalidInput(
             f"{len(removed)} of {count} training instances are removed: too few are left "
             "to train on. Undo some of these decisions."
         )
-    return ChosenEdits(np.array(removed, dtype=np.int64), relabelled, BY_DECISIONS, kept=kept)
+    return ChosenEdits(np.array(removed, dtype=np.int64), relabeled, BY_DECISIONS, kept=kept)
 
 
 def find_plan(project: Project, name: str) -> PlanResult:
@@ -131,4 +131,4 @@ def find_plan(project: Project, name: str) -> PlanResult:
 def _from_plan(plan: PlanResult) -> ChosenEdits:
     rule = plan.name if plan.name in RULES else None
     what = f"the plan {plan.name} ({plan.what})"
-    return ChosenEdits(plan.removed, plan.relabelled, what, rule=rule)
+    return ChosenEdits(plan.removed, plan.relabeled, what, rule=rule)

@@ -186,20 +186,20 @@ def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Re
     classes = source.classes
     plans = []
     for plan in unnamed.plans:
-        relabelled = {
+        relabeled = {
             id: classes[int(label)] if classes else source.task.show(label)
-            for id, label in plan.relabelled.items()
+            for id, label in plan.relabeled.items()
             if id not in wrong
         }
-        relabelled |= corrected
+        relabeled |= corrected
         removed = np.union1d(plan.removed, wrong).astype(np.int64)
         removed = removed[~np.isin(removed, list(corrected))]
         plans.append(
             replace(
                 plan,
                 removed=removed,
-                relabelled=relabelled,
-                what=describe_actions(len(removed), len(relabelled)),
+                relabeled=relabeled,
+                what=describe_actions(len(removed), len(relabeled)),
                 figures={name: plan.figures[name] for name in _SHOWN if name in plan.figures},
             )
         )
@@ -207,7 +207,7 @@ def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Re
         return Recommendation(plans, unnamed.recommended, unnamed.state, unnamed.reason)
     only_checked = PlanResult(
         removed=np.array(sorted(wrong), dtype=np.int64),
-        relabelled=dict(corrected),
+        relabeled=dict(corrected),
         name=CHECKED_ONLY,
         what=f"{describe_actions(len(wrong), len(corrected))}, as checked by you",
         figures={},
@@ -222,12 +222,12 @@ def _add_actions(
     instances = instances.assign(action=KEEP, confidence=np.nan)
     if plan is None:
         return instances
-    relabelled = list(plan.relabelled)
+    relabeled = list(plan.relabeled)
     instances.loc[plan.removed, "action"] = REMOVE
-    instances.loc[relabelled, "action"] = RELABEL
-    instances.loc[relabelled, "prediction"] = list(plan.relabelled.values())
+    instances.loc[relabeled, "action"] = RELABEL
+    instances.loc[relabeled, "prediction"] = list(plan.relabeled.values())
     instances.loc[plan.removed, "confidence"] = noise.p_wrong[plan.removed]
-    instances.loc[relabelled, "confidence"] = noise.p_best_other[relabelled]
+    instances.loc[relabeled, "confidence"] = noise.p_best_other[relabeled]
     if checked.part == "train":
         by_person = [*checked.wrong, *checked.corrected]
         instances.loc[by_person, "confidence"] = 1.0
@@ -318,7 +318,7 @@ def instance_table(
     """One row per training instance, with the columns that `Project.table` describes.
 
     Arguments:
-        data: The data set.
+        data: The dataset.
         scored: What the recorded runs found.
         noise: What is known about the labels; training instances come first.
         checked: What a person has said: a label that was corrected was wrong.
@@ -404,7 +404,7 @@ def _describe_labels(
     `probability` and `label_probability` are those of models that were not trained on the row.
 
     Arguments:
-        data: The data set.
+        data: The dataset.
         noise: Of all rows.
         places: Of the rows.
         ids: Of the instances in the source; by default those of the training set.

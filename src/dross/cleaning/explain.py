@@ -190,7 +190,7 @@ def find_reasons(
     """What speaks against some training instances.
 
     Arguments:
-        data: The data set.
+        data: The dataset.
         run: A recorded run.
         recipe: How it was trained.
         part: What it was trained on, and what it held out.

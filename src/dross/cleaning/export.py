@@ -36,7 +36,7 @@ class Exported:
     Attributes:
         cleaned: the cleaned copy: a file, or a folder of images.
         decisions: the CSV file that lists what was removed, relabeled or kept.
-        removed, relabelled: how many instances.
+        removed, relabeled: how many instances.
         written: how many instances the cleaned copy has.
         unexamined: how many rows or images the copy has besides, as they were: those without a
             label, and images that cannot be opened.
@@ -46,7 +46,7 @@ class Exported:
     cleaned: Path
     decisions: Path
     removed: int
-    relabelled: int
+    relabeled: int
     written: int
     unexamined: int = 0
     note: str = ""
@@ -128,7 +128,7 @@ def export(
         cleaned=to,
         decisions=listed,
         removed=len(edits.removed),
-        relabelled=len(edits.relabelled),
+        relabeled=len(edits.relabeled),
         written=written,
         unexamined=copied - written,
         note=note,
@@ -225,7 +225,7 @@ def _row_edits(project: Project, edits: ChosenEdits) -> RowEdits:
     rows = project.table["row"].to_numpy()
     return RowEdits(
         set(rows[edits.removed].tolist()),
-        {int(rows[id]): label for id, label in edits.relabelled.items()},
+        {int(rows[id]): label for id, label in edits.relabeled.items()},
     )
 
 

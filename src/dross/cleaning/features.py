@@ -397,7 +397,7 @@ def compute_features(
     """The features of every instance of a source, or what an earlier attempt kept of them.
 
     Arguments:
-        data: The data set: images or texts.
+        data: The dataset: images or texts.
         backbone: The name of a backbone that is installed.
         folder: The project's, where the features are kept.
         data_digest: Of the data; features of other data stay separate.

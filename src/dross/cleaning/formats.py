@@ -735,7 +735,7 @@ def copy_table(
     check_name("column", label, names)
     place = names.index(label)
     rows = enumerate(frame.index.tolist())
-    new = {k: edits.relabelled[row] for k, row in rows if row in edits.relabelled}
+    new = {k: edits.relabeled[row] for k, row in rows if row in edits.relabeled}
     changes = TableEdits(frame.iloc[:, place], place, new, kept)
     try:
         copied = form.copy(raw, source, reading, changes) if target is form else None

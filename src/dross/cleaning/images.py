@@ -286,11 +286,11 @@ class ImageEncoder:
     def __init__(self, content: Frame, root: Path):
         self.root = root
         inspected = content["path"].iloc[:: max(1, len(content) // _INSPECTED)]
-        self.grey = True
+        self.gray = True
         sizes = set()
         for name in inspected:  # one at a time: 200 photographs do not fit into memory
             image = _open_again(root / name)
-            self.grey = self.grey and bool((image == image[..., :1]).all())
+            self.gray = self.gray and bool((image == image[..., :1]).all())
             sizes.add(image.shape[:2])
         self.shortest_side = min(map(min, sizes))
         height, width = max(sizes)
@@ -328,7 +328,7 @@ class ImageEncoder:
             image = np.asarray(resized)
             if image.ndim == 2:
                 image = np.repeat(image[..., None], 3, axis=2)
-        return image[..., :1] if self.grey else image
+        return image[..., :1] if self.gray else image
 
 
 # --- copies of folders ----------------------------------------------------------------------------
@@ -388,11 +388,11 @@ def place_images(names: Sequence[str], edits: RowEdits) -> dict[str, str]:
     class.
     """
     kept = {row: name for row, name in enumerate(names) if row not in edits.removed}
-    targets = {name: name for row, name in kept.items() if row not in edits.relabelled}
+    targets = {name: name for row, name in kept.items() if row not in edits.relabeled}
     taken = set(targets.values())
     for row, name in kept.items():
-        if row in edits.relabelled:
-            candidates = _candidate_names(name, edits.relabelled[row], len(kept))
+        if row in edits.relabeled:
+            candidates = _candidate_names(name, edits.relabeled[row], len(kept))
             targets[name] = next(free for free in candidates if free not in taken)
             taken.add(targets[name])
     return targets

@@ -125,7 +125,7 @@ class Request:
 
 
 def prepare(request: Request) -> PreparedData:
-    """Read and encode a data set.
+    """Read and encode a dataset.
 
     Categories, medians and scales are those of the training set. Without files for validation and
     test, the whole source is the training set: every instance is examined.

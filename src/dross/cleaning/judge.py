@@ -334,7 +334,7 @@ def judge_rows(
     """A judgment on test rows, or on all rows in folds, by networks or an estimator.
 
     Arguments:
-        data: The data set.
+        data: The dataset.
         rows: The training rows, then validation rows, with labels that a person corrected.
         recipe: Of the networks.
         edits: What is judged.
@@ -369,7 +369,7 @@ def judge_rows(
         "digest": digest_json(
             [
                 encoded.removed.tolist(),
-                sorted(encoded.relabelled.items()),
+                sorted(encoded.relabeled.items()),
                 rows.y.tolist(),
                 rows.checked.tolist(),
             ]
@@ -454,14 +454,14 @@ def choose_judges(
 def _encode_labels(edits: Edits, data: PreparedData) -> Edits:
     """The edits with labels as `Rows` has them: numbers of classes, or numbers."""
     classes = data.source.classes
-    relabelled = {}
-    for id, label in edits.relabelled.items():
+    relabeled = {}
+    for id, label in edits.relabeled.items():
         known = data.source.task.read(label, classes)
         if known is None:
             what = "one of the classes" if classes else "a valid number"
             raise InvalidInput(f"Some instances were relabeled as '{label}', which is not {what}.")
-        relabelled[id] = classes.index(label) if classes else known
-    return Edits(edits.removed, relabelled)
+        relabeled[id] = classes.index(label) if classes else known
+    return Edits(edits.removed, relabeled)
 
 
 def append_test_rows(rows: Rows, data: PreparedData) -> Rows:
@@ -607,7 +607,7 @@ class RowLearner:
         """
         kept = np.searchsorted(learned, chosen[~np.isin(chosen, edits.removed)])
         place = {id: number for number, id in enumerate(learned.tolist())}
-        new = {place[id]: label for id, label in edits.relabelled.items() if id in place}
+        new = {place[id]: label for id, label in edits.relabeled.items() if id in place}
         if not new:
             return ModelSpec(seed, kept)
         labels = torch.tensor(list(new.values()), dtype=torch.float64)
@@ -635,8 +635,8 @@ def draw_control(
     place[learned] = np.arange(len(learned))
     order = order[place[order] >= 0]
     removed = int(np.isin(edits.removed, learned).sum())
-    relabelled = int(np.isin(list(edits.relabelled), learned).sum())
-    others = order[removed : removed + relabelled]
+    relabeled = int(np.isin(list(edits.relabeled), learned).sum())
+    others = order[removed : removed + relabeled]
     labels = predicted[place[others]].tolist()
     return Edits(order[:removed], dict(zip(others.tolist(), labels, strict=True)))
 

@@ -77,7 +77,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows, as training data of the experts."""
+    """Labeled rows, as training data of the experts."""
 
     x: np.ndarray  # float32 [N, features]
     y: np.ndarray  # int64 [N]; float64 [N] where labels are numbers

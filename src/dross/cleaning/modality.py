@@ -63,7 +63,7 @@ class RowEdits:
     """What to change in a copy of the input, by the numbers of its rows."""
 
     removed: set[int] = field(default_factory=set)
-    relabelled: dict[int, str] = field(default_factory=dict)
+    relabeled: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that training and its reports need of a data set."""
+    """Everything that training and its reports need of a dataset."""
 
     source: Source
     parts: dict[str, np.ndarray]  # the ids of each part
@@ -218,7 +218,7 @@ def assemble(
     notes: list[str] | None = None,
     root: Path | None = None,
 ) -> PreparedData:
-    """Put a data set together; the targets are scaled by the training labels."""
+    """Put a dataset together; the targets are scaled by the training labels."""
     uses = np.bincount(np.concatenate(list(parts.values())), minlength=len(source))
     assert len(uses) == len(source) and uses.max() <= 1, "an instance is in more than one set"
     task, classes = source.task, source.classes

@@ -489,7 +489,7 @@ def _describe_training(job: Job, searched: SearchResult, outcome: Outcome) -> Tr
             count=len(outcome.labels),
             to_check=int((outcome.labels["rank"] >= 0).sum()),
             checked=int((outcome.labels["checked"] != "").sum()),
-            wrong=int(outcome.labels["checked"].isin(["wrong", "relabelled"]).sum()),
+            wrong=int(outcome.labels["checked"].isin(["wrong", "relabeled"]).sum()),
             before=read_earlier(job.folder),
         ),
     )

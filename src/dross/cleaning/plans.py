@@ -77,24 +77,24 @@ class Edits:
 
     Attributes:
         removed: ids, int64 [R].
-        relabelled: {id: new label}, as the file writes it, or as a training target.
+        relabeled: {id: new label}, as the file writes it, or as a training target.
     """
 
     removed: np.ndarray
-    relabelled: dict[int, Any]
+    relabeled: dict[int, Any]
 
     def __len__(self) -> int:
-        return len(self.removed) + len(self.relabelled)
+        return len(self.removed) + len(self.relabeled)
 
     @property
     def ids(self) -> np.ndarray:
         """All rows that are edited, int64 [R + L]."""
-        return np.array([*self.removed, *self.relabelled], dtype=np.int64)
+        return np.array([*self.removed, *self.relabeled], dtype=np.int64)
 
     def apply(self, y: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids that are left, and the labels of all rows."""
         changed = y.copy()
-        changed[list(self.relabelled)] = list(self.relabelled.values())
+        changed[list(self.relabeled)] = list(self.relabeled.values())
         return np.setdiff1d(ids, self.removed), changed
 
 
@@ -109,7 +109,7 @@ class PlanResult(Edits):
         name: what `--plan` takes.
         what: what it does, in words.
         removed: the ids that are removed, int64 [R].
-        relabelled: {id: new label}.
+        relabeled: {id: new label}.
         figures: {measure: `Figure` with before, after, change and its 95 % confidence interval}.
     """
 
@@ -136,25 +136,25 @@ class Rule:
     def __call__(self, noise: LabelPosterior, rows: Rows) -> Edits:
         """The edits; validation rows and checked rows stay as they are."""
         touched = (noise.p_wrong > self.touch) & ~rows.anchors
-        relabelled = touched & (noise.p_best_other > self.relabel)
-        removed = touched & ~relabelled & self.remove
+        relabeled = touched & (noise.p_best_other > self.relabel)
+        removed = touched & ~relabeled & self.remove
         if rows.classes:
-            spared = _spare_classes(rows, removed, relabelled, noise.best_other)
+            spared = _spare_classes(rows, removed, relabeled, noise.best_other)
             removed &= ~spared
-            relabelled &= ~spared
-        ids = np.flatnonzero(relabelled)
+            relabeled &= ~spared
+        ids = np.flatnonzero(relabeled)
         labels = dict(zip(ids.tolist(), noise.best_other[ids].tolist(), strict=True))
         return Edits(np.flatnonzero(removed), labels)
 
 
 def _spare_classes(
-    rows: Rows, removed: np.ndarray, relabelled: np.ndarray, other: np.ndarray
+    rows: Rows, removed: np.ndarray, relabeled: np.ndarray, other: np.ndarray
 ) -> np.ndarray:
     """Rows of classes of which the edits would leave hardly anything, bool [N]."""
     train = ~rows.validation
     before = np.bincount(rows.y[train], minlength=rows.classes)
-    left = np.bincount(rows.y[train & ~removed & ~relabelled], minlength=rows.classes)
-    left += np.bincount(other[relabelled], minlength=rows.classes)
+    left = np.bincount(rows.y[train & ~removed & ~relabeled], minlength=rows.classes)
+    left += np.bincount(other[relabeled], minlength=rows.classes)
     return (left < np.minimum(before, _LEAST_LEFT))[rows.y]
 
 
@@ -354,7 +354,7 @@ def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.nda
     by_edits: dict[tuple[Any, ...], np.ndarray] = {}
     predictions = []
     for one in edits:
-        key = (one.removed.tobytes(), *one.relabelled.items())
+        key = (one.removed.tobytes(), *one.relabeled.items())
         if key not in by_edits:  # rules often agree
             kept, y = one.apply(rest.y, train)
             models = [expert.fit(rest.x[kept], y[kept], rest.classes) for expert in kinds]
@@ -404,7 +404,7 @@ class Recommendation:
         edits = self.plan or NO_EDITS
         numbers = {
             "clean/removed": float(len(edits.removed)),
-            "clean/relabelled": float(len(edits.relabelled)),
+            "clean/relabeled": float(len(edits.relabeled)),
         }
         figures = {} if self.plan is None else self.plan.figures
         return numbers | {f"clean/{name}": figure.change for name, figure in figures.items()}
@@ -522,9 +522,9 @@ def _compare_plan(
     )
     plan = PlanResult(
         removed=edits.removed,
-        relabelled=edits.relabelled,
+        relabeled=edits.relabeled,
         name=rule,
-        what=describe_actions(len(edits.removed), len(edits.relabelled)),
+        what=describe_actions(len(edits.removed), len(edits.relabeled)),
         figures=figures,
     )
     # of several plans that are allowed, the one that does most for all rows and, once more, for
@@ -650,16 +650,16 @@ def edits_without(
     z = principal_components(rows.x)
     noise = estimate_label_noise(rest, PRIORS[label_kind], z=z[inside], seed=seed)
     edits = RULES[rule](noise, rest)
-    relabelled = {int(inside[id]): label for id, label in edits.relabelled.items()}
-    return Edits(inside[edits.removed], relabelled), noise
+    relabeled = {int(inside[id]): label for id, label in edits.relabeled.items()}
+    return Edits(inside[edits.removed], relabeled), noise
 
 
 # --- plans of a project ---------------------------------------------------------------------------
 
 
-def describe_actions(removed: int, relabelled: int) -> str:
+def describe_actions(removed: int, relabeled: int) -> str:
     """How many are relabeled and removed, in words; "change nothing" if there are none."""
-    counts = {RELABEL: relabelled, REMOVE: removed}
+    counts = {RELABEL: relabeled, REMOVE: removed}
     actions = " and ".join(f"{action} {count:,}" for action, count in counts.items() if count)
     return actions or "change nothing"
 
@@ -708,13 +708,13 @@ class ClassEffect:
     name: str
     before: int
     removed: int
-    relabelled: int  # as another class
+    relabeled: int  # as another class
     gained: int  # of other classes that are relabeled as this one
 
     @property
     def lost(self) -> int:
         """How many of its instances are removed or relabeled."""
-        return self.removed + self.relabelled
+        return self.removed + self.relabeled
 
     @property
     def left(self) -> int:
@@ -738,11 +738,11 @@ def count_by_class(labels: Sequence[str], edits: Edits) -> list[ClassEffect]:
     """
     before = Counter(labels)
     removed = Counter(labels[int(id)] for id in edits.removed)
-    moved = {id: label for id, label in edits.relabelled.items() if label != labels[id]}
-    relabelled = Counter(labels[id] for id in moved)
+    moved = {id: label for id, label in edits.relabeled.items() if label != labels[id]}
+    relabeled = Counter(labels[id] for id in moved)
     gained = Counter(moved.values())
     return [
-        ClassEffect(name, before[name], removed[name], relabelled[name], gained[name])
+        ClassEffect(name, before[name], removed[name], relabeled[name], gained[name])
         for name in dict.fromkeys([*before, *gained])
     ]
 

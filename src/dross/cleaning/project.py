@@ -241,7 +241,7 @@ class Project:
         Returns:
             A pandas.DataFrame, indexed by position in that set. Columns: source, label, wrong (the
             probability that it is), prediction, probability, label_probability, checked (right,
-            wrong, relabelled, or empty), and rank, which is -1 if no check is requested.
+            wrong, relabeled, or empty), and rank, which is -1 if no check is requested.
 
         Raises:
             CorruptFile: the file is missing, cannot be read, or is not as it was written.
@@ -550,7 +550,7 @@ def _enter(folder: Path, info: JobInfo, overwrite: bool) -> Project | None:
         delete_written(folder)
         set_decisions_aside(folder)
         return None
-    if BEGUN in names <= {BEGUN, DATA, "features"}:  # features are of one data set each
+    if BEGUN in names <= {BEGUN, DATA, "features"}:  # features are of one dataset each
         return None  # an attempt that failed before anything else was done
     raise InvalidInput(
         f"{folder} contains results from other data or other settings. Choose another folder with "

@@ -156,10 +156,10 @@ class ProjectInfo(JobInfo):
         if self.recommendation.recommended not in {None, *names}:
             raise ValueError("the recommended plan is not one of the plans")
         for plan in self.recommendation.plans:
-            ids = [*plan.removed.tolist(), *plan.relabelled]
+            ids = [*plan.removed.tolist(), *plan.relabeled]
             if not all(0 <= id < self.counts["train"] for id in ids):
                 raise ValueError(f"the plan {plan.name} refers to instances that do not exist")
-            if self.classes and not set(plan.relabelled.values()) <= set(self.classes):
+            if self.classes and not set(plan.relabeled.values()) <= set(self.classes):
                 raise ValueError(f"the plan {plan.name} has labels that are not classes")
 
     @property

@@ -113,7 +113,7 @@ def write_report(project: Project) -> Path:
             harmful=_cards(project, ranked.head(_CARDS)),
             helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
             suggested=_tabulate_suggestions(project),
-            mislabelled=_cards(project, suspects.head(_CARDS)),
+            mislabeled=_cards(project, suspects.head(_CARDS)),
             doubted=describe_doubted(info),
             disagreement=warn_of_disagreement(info),
             to_check=_label_cards(project),
@@ -223,14 +223,14 @@ def _count_by_class(project: Project) -> list[dict[str, Any]]:
             "name": effect.name,
             "before": effect.before,
             "removed": effect.removed,
-            "relabelled": effect.relabelled,
+            "relabeled": effect.relabeled,
             "gained": effect.gained,
             "left": effect.left,
             "agreed": int(agreed.sum().get(effect.name, 0)),
         }
         for effect in sorted(effects, key=lambda effect: project.classes.index(effect.name))
     ]
-    counted = ("before", "removed", "relabelled", "gained", "left", "agreed")
+    counted = ("before", "removed", "relabeled", "gained", "left", "agreed")
     return [*rows, {"name": "all", **{name: sum(row[name] for row in rows) for name in counted}}]
 
 

@@ -66,7 +66,7 @@ def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[R
     """What each run is trained on and holds out.
 
     Arguments:
-        data: The data set.
+        data: The dataset.
         runs: How many runs there are.
         rows: Of the data, the training instances first; copies are held out together.
         seed: Decides the folds.
@@ -148,7 +148,7 @@ def score(
 
     Arguments:
         recipe: How to train.
-        data: The data set.
+        data: The dataset.
         parts: What each run is trained on and holds out.
         folder: Where the tapes and the scores go.
         scale: Of the expected error; see `error_scale`.

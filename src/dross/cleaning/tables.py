@@ -474,7 +474,7 @@ def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float,
     return scales
 
 
-# --- data sets ------------------------------------------------------------------------------------
+# --- datasets ------------------------------------------------------------------------------------
 
 
 _MAX_CLASSES = 10  # a column of numbers with more distinct values is treated as a regression ...

@@ -69,7 +69,7 @@ def source_digest(entry: str) -> str:
 
 
 def prepare_from_python(entry: str, label: str) -> PreparedData:
-    """Load a data set from a function of the user.
+    """Load a dataset from a function of the user.
 
     Arguments:
         entry: `module:function`. The function returns {"train": (x, y)} as tensors or arrays, and

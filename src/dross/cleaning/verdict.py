@@ -87,7 +87,7 @@ class Verdict:
     Attributes:
         made: when, as local time.
         what: what was judged, in words.
-        removed, relabelled: how many instances.
+        removed, relabeled: how many instances.
         edited, added: how many instances have other cells, and how many are new; 0 but for
             `dross.compare`.
         seeds: how many times every measured row was measured, each time by other models.
@@ -113,7 +113,7 @@ class Verdict:
     made: str
     what: str
     removed: int
-    relabelled: int
+    relabeled: int
     seeds: int
     metrics: dict[str, Comparison]
     per_class: list[dict[str, Any]]
@@ -307,14 +307,14 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
     decided = decide_verdict(metrics, read)
     if decided == IMPROVED and setup.nested and edits.ranked:
         decided = INCONCLUSIVE  # the models that measure helped to choose the list
-    changed = {"removed": len(edits.removed), "relabelled": len(edits.relabelled)}
+    changed = {"removed": len(edits.removed), "relabeled": len(edits.relabeled)}
     changed |= setup.changed or {}
     seeds, _, rows = next(iter(measures.values())).shape
     verdict = Verdict(
         made=time.strftime("%Y-%m-%d %H:%M"),
         what=edits.what,
         removed=changed["removed"],
-        relabelled=changed["relabelled"],
+        relabeled=changed["relabeled"],
         edited=changed.get("edited", 0),
         added=changed.get("added", 0),
         seeds=seeds,
@@ -377,7 +377,7 @@ def describe_verdict(verdict: Verdict, model: str) -> str:
     }[verdict.verdict]
     counts = {
         "removed": verdict.removed,
-        "relabeled": verdict.relabelled,
+        "relabeled": verdict.relabeled,
         "edited": verdict.edited,
         "added": verdict.added,
     }

@@ -437,7 +437,7 @@ def compare(
     quiet: option.Quiet = False,
     as_json: option.Json = False,
 ) -> None:
-    """Judge a change of a data set, whoever made it: another tool, a vendor, a script, a colleague.
+    """Judge a change of a dataset, whoever made it: another tool, a vendor, a script, a colleague.
 
     For every seed, three models start from the same weights: one is trained on BEFORE, one on
     AFTER, and one on BEFORE with a random change of the same size. They are evaluated on the test
@@ -531,7 +531,7 @@ def export(
         return
     say_path(
         f"{done.cleaned}: {done.written:,} instances; "
-        f"{done.removed} removed, {done.relabelled} relabeled.\nDecisions: {done.decisions}"
+        f"{done.removed} removed, {done.relabeled} relabeled.\nDecisions: {done.decisions}"
     )
     if done.unexamined:
         say(f"Copied unchanged, without a label or unreadable: {done.unexamined:,} more.")

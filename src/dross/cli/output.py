@@ -192,7 +192,7 @@ def project_as_json(project: "Project") -> dict[str, Any]:
         "plans": [_plan_as_json(plan) for plan in project.plans],
         "state": info.recommendation.state,
         "reason": info.recommendation.reason,
-        "probably_mislabelled": int((project.table["mislabel_rank"] >= 0).sum()),
+        "probably_mislabeled": int((project.table["mislabel_rank"] >= 0).sum()),
         "labels_to_check": [int(id) for id in project.labels_to_check.index],
         "findings": list_findings(info, project.table),
     }
@@ -203,7 +203,7 @@ def _plan_as_json(plan: "PlanResult") -> dict[str, Any]:
         "name": plan.name,
         "what": plan.what,
         "removed": [int(id) for id in plan.removed],
-        "relabelled": {str(id): label for id, label in plan.relabelled.items()},
+        "relabeled": {str(id): label for id, label in plan.relabeled.items()},
         "figures": {name: asdict(figure) for name, figure in plan.figures.items()},
     }
 

@@ -24,7 +24,7 @@ _SEED = (
 )
 #: for messages about random transforms that are elsewhere
 MOVE_TO_AUGMENT = (
-    "Remove random transforms from the data set, and pass them as augment to dross.train or "
+    "Remove random transforms from the dataset, and pass them as augment to dross.train or "
     f"dross.Recorder: a function {_CALL} that returns the transformed batch of inputs and draws "
     f"all random numbers from the generator, as in {_DRAW}. A replay then draws the same numbers."
 )

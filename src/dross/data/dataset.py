@@ -30,7 +30,7 @@ from .pytree import map_pair
 from .seeds import mix_seeds
 from .strides import Orders, put_all_in_order
 
-_MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
+_MAX_BYTES_HELD = 2 << 30  # a map-style dataset up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
 _READ_TWICE = 8  # instances that are read twice, to notice random transforms
@@ -38,23 +38,23 @@ _READS_BETWEEN_CHECKS = 64
 EVERYTHING: Final = "everything"  # what a fingerprint is made of
 SAMPLE: Final = "sample"
 IDS_BEGIN_AT_0: Final = (
-    "The id of an instance is its index in the data set, from 0: subtract 1 from ids that begin at "
+    "The id of an instance is its index in the dataset, from 0: subtract 1 from ids that begin at "
     "1, or take them from dross.data.indexed(train_set)."
 )
 _KINDS_OF_IDS = {"U": "text", "S": "text", "f": "floating-point numbers", "b": "booleans"}
 
 
 class Instances:
-    """Any map-style data set of (x, y), or a pair of tensors (X, Y), as batches on a device."""
+    """Any map-style dataset of (x, y), or a pair of tensors (X, Y), as batches on a device."""
 
     def __init__(
         self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
     ):
-        """Read the data set once if it is small, and move it to the device if it fits.
+        """Read the dataset once if it is small, and move it to the device if it fits.
 
         Arguments:
-            source: a map-style data set of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
-                or a `Collated` data set, whose batches are made by a collator and never held.
+            source: a map-style dataset of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
+                or a `Collated` dataset, whose batches are made by a collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data is converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
@@ -67,7 +67,7 @@ class Instances:
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
         if self.count == 0:
-            raise InvalidInput("The data set is empty.")
+            raise InvalidInput("The dataset is empty.")
         if self.stored is None:
             self.stored = self._read_if_small()
         if self.stored and self._fits_on_device():
@@ -184,7 +184,7 @@ class Instances:
         return EVERYTHING if self.stored else SAMPLE
 
     def fingerprint(self, kind: str) -> str:
-        """A digest of EVERYTHING or of a SAMPLE of 64 instances, which tells data sets apart."""
+        """A digest of EVERYTHING or of a SAMPLE of 64 instances, which tells datasets apart."""
         digest = hashlib.sha256(str(self.count).encode())
         sample = np.array(_sample(self.count, _FINGERPRINT_SAMPLE))
         if isinstance(self.source, Collated):  # before padding, which differs between batches
@@ -217,13 +217,13 @@ class Instances:
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
             raise InvalidInput(
-                f"The data set must return pairs (x, y), but item {ids[0]} has the type {kind}."
+                f"The dataset must return pairs (x, y), but item {ids[0]} has the type {kind}."
             )
         try:
             x, y = default_collate([tuple(item) for item in items])
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(
-                f"The instances of the data set cannot be put into one batch: {error}"
+                f"The instances of the dataset cannot be put into one batch: {error}"
             ) from error
         return x, y
 
@@ -261,7 +261,7 @@ def _get(source: Any, i: int) -> Any:
         return source[i]
     except (LookupError, TypeError) as error:
         raise InvalidInput(
-            f"The data set of {len(source)} instances failed to return instance {i} "
+            f"The dataset of {len(source)} instances failed to return instance {i} "
             f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
         ) from error
 
@@ -272,7 +272,7 @@ def _check_leaves(pair: Pair) -> None:
         for leaf in tree_leaves(part):
             if not isinstance(leaf, Tensor):
                 raise InvalidInput(
-                    f"The {name} of instance 0 in the data set contains {leaf!r}, of type "
+                    f"The {name} of instance 0 in the dataset contains {leaf!r}, of type "
                     f"{type(leaf).__name__}, but dross supports only numeric data. Convert text to "
                     "numbers first: replace each class with its index."
                 )
@@ -284,10 +284,10 @@ def _sample(count: int, size: int) -> list[int]:
 
 
 def check_same_again(i: int, item: Any, again: Any) -> None:
-    """Refuse a data set that returns another item the second time: a replay would see others."""
+    """Refuse a dataset that returns another item the second time: a replay would see others."""
     if _digest(item) != _digest(again):
         raise InvalidInput(
-            f"Instance {i} of the data set is different each time it is read, so the run could not "
+            f"Instance {i} of the dataset is different each time it is read, so the run could not "
             f"be replayed. {MOVE_TO_AUGMENT}"
         )
 
@@ -326,7 +326,7 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
         kind = _KINDS_OF_IDS.get(array.dtype.kind, f"of type {array.dtype}")
         raise InvalidInput(
             f"{what} must be integers, not {kind} ({array[0]!s:.40}): the id of an instance is its "
-            "index in the data set."
+            "index in the dataset."
         )
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
@@ -380,13 +380,13 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
 
 
 class indexed(Dataset):  # lower case, as it is used like a function: dross.data.indexed(train_set)
-    """The same data set with each instance's id in front: (id, x, y).
+    """The same dataset with each instance's id in front: (id, x, y).
 
     Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader
     has workers.
 
     Arguments:
-        dataset: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
+        dataset: a map-style dataset of (x, y), or a pair of tensors or arrays (X, Y).
 
     Example:
         for ids, x, y in DataLoader(dross.data.indexed(train_set), batch_size=64, shuffle=True):
@@ -439,7 +439,7 @@ register_pytree_node(
 
 
 class Collated:
-    """A map-style data set with the function that makes batches of its items.
+    """A map-style dataset with the function that makes batches of its items.
 
     Arguments:
         dataset: anything with a length that is indexed by id.
@@ -463,7 +463,7 @@ class Collated:
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> Any:
-        """The item, as the data set returns it; a dict is copied, because collators change it."""
+        """The item, as the dataset returns it; a dict is copied, because collators change it."""
         item = self.dataset[int(i)]
         return dict(item) if isinstance(item, Mapping) else item
 
@@ -490,14 +490,14 @@ class Collated:
         """Refuse data that differ when they are read again.
 
         Raises:
-            NotSupported: the message names what draws random numbers, the data set or the collator.
+            NotSupported: the message names what draws random numbers, the dataset or the collator.
         """
         sample = _sample(len(self), _READ_TWICE)
         digests = {_digest(self.fetch(sample)) for _ in range(2)}
         if len(digests) > 1:
             raise NotSupported(
-                "An instance of the data set is different each time it is read, so the run could "
-                "not be replayed. Remove random transforms from the data set, or apply them once "
+                "An instance of the dataset is different each time it is read, so the run could "
+                "not be replayed. Remove random transforms from the dataset, or apply them once "
                 "and store the result."
             )
         if not _are_same(self.collate(sample), self.collate(sample)):
@@ -552,7 +552,7 @@ _LABELS = ("label", "labels", "target", "targets", "y", "cls")
 
 
 class DictPairs:
-    """A map-style data set of dicts, such as one of Hugging Face `datasets`, as pairs (x, y)."""
+    """A map-style dataset of dicts, such as one of Hugging Face `datasets`, as pairs (x, y)."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -567,15 +567,15 @@ class DictPairs:
 
 
 def as_map_style(source: Any) -> Any:
-    """A map-style data set of dicts as pairs (x, y); any other source as it is.
+    """A map-style dataset of dicts as pairs (x, y); any other source as it is.
 
     Raises:
-        InvalidInput: for an iterable data set, which cannot return an instance again by its id.
+        InvalidInput: for an iterable dataset, which cannot return an instance again by its id.
     """
     if isinstance(source, IterableDataset):
         raise InvalidInput(
-            "An iterable data set cannot be used: a retrace has to read each instance again by "
-            "its id. Pass a map-style data set (with a length and an index), such as "
+            "An iterable dataset cannot be used: a retrace has to read each instance again by "
+            "its id. Pass a map-style dataset (with a length and an index), such as "
             "list(data_set), whose ids are 0 to N-1."
         )
     if isinstance(source, (tuple, list, DictPairs)) or not hasattr(source, "__len__"):
@@ -600,7 +600,7 @@ def split_columns(row: Mapping[str, Any]) -> Pair:
         raise InvalidInput(
             f"An instance has the columns {sorted(map(str, columns))}, and it is not clear which "
             f"one is the label. Rename that column to {_LABELS[0]!r} (rename_column) and keep only "
-            "inputs in the others, or pass a data set that returns pairs (x, y)."
+            "inputs in the others, or pass a dataset that returns pairs (x, y)."
         )
     y = _numbers_to_tensor(columns.pop(labels[0]))
     inputs = {name: _numbers_to_tensor(value) for name, value in columns.items() if name != "id"}

@@ -26,7 +26,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def checksum(batch: AnyBatch) -> int:
-    """A checksum of what the model sees: it tells a changed data set from a wrong replay."""
+    """A checksum of what the model sees: it tells a changed dataset from a wrong replay."""
     loaded = batch.load()
     value = 0
     for leaf in tree_leaves((loaded.x, loaded.y)):

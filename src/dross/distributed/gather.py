@@ -579,7 +579,7 @@ def _check_agreement(recording: Recording, ranks: Reducer, question: dict[str, A
                 kind = InputChanged if "tape" in what else InvalidInput
                 raise kind(
                     f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
-                    f"rank {rank}. Every rank must open the same tape, with the same data set, and "
+                    f"rank {rank}. Every rank must open the same tape, with the same dataset, and "
                     "run the same query."
                 )
 

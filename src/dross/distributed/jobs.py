@@ -184,7 +184,7 @@ def _run_on_workers(
         raw = cloudpickle.dumps((work, store))
     except Exception as error:  # whatever the objects of the user raise
         raise InvalidInput(
-            f"This work cannot be sent to another process: {first_line(error)}. Models, data sets, "
+            f"This work cannot be sent to another process: {first_line(error)}. Models, datasets, "
             "losses and queries must be picklable; leave out n_jobs and parallel_config to run in "
             "this process."
         ) from error

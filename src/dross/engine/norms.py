@@ -81,28 +81,28 @@ def normalize(
     (weight, weight_dot), (bias, bias_dot) = shaped(weight), shaped(bias)
     mean = lambda t: channel_mean(t, across)
     like = lambda v: expand_channels(v, x)
-    centred = x - like(mean(x))
-    scale = torch.rsqrt(mean(centred * centred) + eps)
+    centered = x - like(mean(x))
+    scale = torch.rsqrt(mean(centered * centered) + eps)
     gain = scale if weight is None else scale * weight
-    out, tangents, slopes = centred * like(gain), [], []
+    out, tangents, slopes = centered * like(gain), [], []
     if x_dot is not None:
         moved = x_dot - like(mean(x_dot))
         tangents.append(moved * like(gain))
-        slopes.append(-gain * scale * scale * mean(centred * moved))
+        slopes.append(-gain * scale * scale * mean(centered * moved))
     if weight_dot is not None:
         slopes.append(scale * weight_dot)
-    tangents += [centred * like(sum_tensors(slopes))] if slopes else []
+    tangents += [centered * like(sum_tensors(slopes))] if slopes else []
     tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
     out = (out if bias is None else out + like(bias)).to(dtype)
     return forward_ad.make_dual(out, sum_tensors(tangents).to(dtype)) if tangents else out
 
 
 def apply_statistics(
-    centred: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
+    centered: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Batch norm of what is centred already, with this variance [C]: centred [B, C, ...]."""
-    shape = [1, -1] + [1] * (centred.dim() - 2)
-    scaled = centred * torch.rsqrt(var + eps).reshape(shape)
+    """Batch norm of what is centered already, with this variance [C]: centered [B, C, ...]."""
+    shape = [1, -1] + [1] * (centered.dim() - 2)
+    scaled = centered * torch.rsqrt(var + eps).reshape(shape)
     scaled = scaled if weight is None else scaled * weight.reshape(shape)
     return scaled if bias is None else scaled + bias.reshape(shape)
 
@@ -154,11 +154,11 @@ def _batch_norm(
     if present is None:
         shape = [1, -1] + [1] * (input.dim() - 2)
         return normalize(input, batch_axes(input), eps, weight, bias, shape, input.dtype)
-    centred, mean, var, unbiased = _statistics_of_present(widen(input), present)
+    centered, mean, var, unbiased = _statistics_of_present(widen(input), present)
     if running_mean is not None:
         running_mean.copy_(update_running(running_mean, mean.detach(), momentum))
         running_var.copy_(update_running(running_var, unbiased.detach(), momentum))
-    return apply_statistics(centred, var, eps, weight, bias).to(input.dtype)
+    return apply_statistics(centered, var, eps, weight, bias).to(input.dtype)
 
 
 def _statistics_of_present(x: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -167,9 +167,9 @@ def _statistics_of_present(x: Tensor, present: Tensor) -> tuple[Tensor, Tensor, 
     rows = present.reshape([-1] + [1] * (x.dim() - 1))
     count = present.sum() * (x[0, 0].numel())
     mean = (x * rows).sum(across) / count
-    centred = x - mean.reshape(shape)
-    var = (centred.square() * rows).sum(across) / count
-    return centred, mean, var, var * (count / (count - 1))
+    centered = x - mean.reshape(shape)
+    var = (centered.square() * rows).sum(across) / count
+    return centered, mean, var, var * (count / (count - 1))
 
 
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -280,8 +280,8 @@ def differentiable_statistics(model: nn.Module) -> Iterator[None]:
         if layer.training:
             return type(layer).forward(layer, x)
         assert layer.running_mean is not None and layer.running_var is not None
-        centred = x - layer.running_mean.view([1, -1] + [1] * (x.dim() - 2))
-        out = apply_statistics(centred, layer.running_var, layer.eps, layer.weight, layer.bias)
+        centered = x - layer.running_mean.view([1, -1] + [1] * (x.dim() - 2))
+        out = apply_statistics(centered, layer.running_var, layer.eps, layer.weight, layer.bias)
         return out.to(x.dtype)
 
     layers = list(batchnorm_layers(model).values())

@@ -112,7 +112,7 @@ def _score_run(
 
 
 def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:
-    """The expected error of either half of a data set: a query of two numbers.
+    """The expected error of either half of a dataset: a query of two numbers.
 
     Every example counts alike, and so does every token that one example trains on.
 

@@ -79,7 +79,7 @@ class Candidate:
         figure = Figure(before, before + change, change, (change - reach, change + reach))
         return PlanResult(
             removed=self.removed,
-            relabelled={},
+            relabeled={},
             name=self.name,
             what=_KINDS[self.kind].format(count=len(self.removed)),
             figures={"token error": figure},

@@ -50,7 +50,7 @@ class Query:
     name: str
     parts: Callable[[Objective], Iterator[QueryPart]]
     added: bool  # the parts are added up, rather than put one after the other
-    data: Any = None  # what it is about, where that is a data set
+    data: Any = None  # what it is about, where that is a dataset
     #: parts with one number per instance of the data, to find those that are not finite
     by_instance: Callable[[Objective], Iterator[QueryPart]] | None = None
 
@@ -281,12 +281,12 @@ def _combine(values: list[Tensor], added: bool) -> Tensor:
 
 
 def mean_loss(data: Any) -> Query:
-    """The mean loss over a data set, without the penalty.
+    """The mean loss over a dataset, without the penalty.
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
 
     Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
+        data: a map-style dataset of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
 
     Returns:
         A query of one number.
@@ -298,7 +298,7 @@ def mean_loss(data: Any) -> Query:
 
 
 def expected_error(data: Any, *, scale: float = 1.0) -> Query:
-    """The mean of 1 - exp(-loss / scale) over a data set, without the penalty.
+    """The mean of 1 - exp(-loss / scale) over a dataset, without the penalty.
 
         scores = run.influence(dross.expected_error((X_val, y_val)))
 
@@ -308,7 +308,7 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
     (docs/derivations.md).
 
     Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
+        data: a map-style dataset of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
         scale: the loss at which an instance counts 0.63. For squared errors, take about twice the
             variance of the usual error.
 
@@ -333,12 +333,12 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
 
 
 def losses(data: Any) -> Query:
-    """The loss of each instance of a data set, without the penalty: one query per instance.
+    """The loss of each instance of a dataset, without the penalty: one query per instance.
 
         scores = run.influence(dross.losses((X_val, y_val)))      # scores.values is [M, N]
 
     Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
+        data: a map-style dataset of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
 
     Returns:
         A query of M numbers.
@@ -350,12 +350,12 @@ def losses(data: Any) -> Query:
 
 
 def outputs(data: Any, index: int | None = None) -> Query:
-    """The model's outputs on the inputs of a data set.
+    """The model's outputs on the inputs of a dataset.
 
         scores = run.influence(dross.outputs(X_test[:1], index=3))      # one class of one image
 
     Arguments:
-        data: a data set, a pair of tensors (X, Y), or a tensor of inputs X [M, ...] alone.
+        data: a dataset, a pair of tensors (X, Y), or a tensor of inputs X [M, ...] alone.
         index: only output number `index` of each instance.
 
     Returns:

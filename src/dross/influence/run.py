@@ -528,7 +528,7 @@ def load(
             only what is needed is fetched.
         model: the model as it was built. Its own weights do not matter, and may be on the meta
             device; frozen ones must be there.
-        data: the data set that it was trained on.
+        data: the dataset that it was trained on.
         loss: the loss, by name or as the same function.
         penalty: the penalty, if there was one.
         augment: the augmentation, if there was one.

@@ -62,12 +62,12 @@ def replace_batch_sampler(loader: Any) -> DrawnIds:
     if not isinstance(loader, DataLoader):
         raise InvalidInput(
             "dross supports a single torch DataLoader, but the training data is of type "
-            f"{type(loader).__name__}. Pass a single loader over a map-style data set."
+            f"{type(loader).__name__}. Pass a single loader over a map-style dataset."
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotSupported(
             "The training data is iterable, or is not batched by their loader, so instances "
-            "have no ids and cannot be scored. Use a map-style data set and a batch_size."
+            "have no ids and cannot be scored. Use a map-style dataset and a batch_size."
         )
     if not getattr(loader, "in_order", True):
         raise NotSupported(

@@ -183,7 +183,7 @@ class DrossCallback(Callback):
         if outputs is None:
             raise NotSupported(
                 "training_step returned None, so Lightning skips the batch, which dross cannot "
-                "record. Leave such instances out of the data set."
+                "record. Leave such instances out of the dataset."
             )
         losses = outputs.get("losses") if isinstance(outputs, dict) else None
         if losses is not None:

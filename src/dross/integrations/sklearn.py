@@ -2,7 +2,7 @@
 
 model = make_pipeline(StandardScaler(), CleaningClassifier(LogisticRegression()))
 model.fit(X, y)
-model[-1].plan_, model[-1].removed_, model[-1].relabelled_
+model[-1].plan_, model[-1].removed_, model[-1].relabeled_
 """
 
 import os
@@ -117,7 +117,7 @@ class _Cleaning(ABC):
         self.scores_ = np.full(len(y), np.nan)
         self.wrong_ = np.full(len(y), np.nan)
         self.removed_ = np.zeros(0, dtype=np.int64)
-        self.relabelled_: dict[int, Any] = {}
+        self.relabeled_: dict[int, Any] = {}
         fewest = max(self.min_rows, MIN_INSTANCES)
         if len(y) >= fewest:
             self._clean(X, labels)
@@ -128,9 +128,9 @@ class _Cleaning(ABC):
                 DrossWarning,
                 stacklevel=2,
             )
-        if len(self.removed_) or self.relabelled_:
+        if len(self.removed_) or self.relabeled_:
             y = y.copy()
-            y[list(self.relabelled_)] = list(self.relabelled_.values())
+            y[list(self.relabeled_)] = list(self.relabeled_.values())
             left = np.delete(np.arange(len(y)), self.removed_)
             fitted = self._fit_estimator(X, y, sample_weight, left)
         self.estimator_ = fitted
@@ -227,11 +227,11 @@ class _Cleaning(ABC):
                     device=self.device,
                     estimator=clone(self._unfitted()) if self.judge == "estimator" else None,
                 )
-            removed, relabelled = _in_rows(project, edits)
+            removed, relabeled = _in_rows(project, edits)
         if self._task == "classification":
-            removed, relabelled = _keep_classes(labels, removed, relabelled)
+            removed, relabeled = _keep_classes(labels, removed, relabeled)
         self.removed_ = removed
-        self.relabelled_ = {row: self._read(label) for row, label in relabelled.items()}
+        self.relabeled_ = {row: self._read(label) for row, label in relabeled.items()}
 
     def _read_project(self, project: Project) -> Edits | None:
         """Keep scores and the plan, in rows of X; the edits that are to be made, if there are any."""
@@ -242,12 +242,12 @@ class _Cleaning(ABC):
         if self.plan is not None:  # a rule that touches no row has no plan
             plan = next((plan for plan in project.plans if plan.name == self.plan), None)
         if plan is not None:
-            removed, relabelled = _in_rows(project, plan)
-            self.plan_ = replace(plan, removed=removed, relabelled=relabelled)
+            removed, relabeled = _in_rows(project, plan)
+            self.plan_ = replace(plan, removed=removed, relabeled=relabeled)
         edits: Edits | None = plan
         if project.current_decisions():  # made on the page of a project that is kept
             edits = choose_edits(project, None, None, decisions=False)
-        if edits is None or not (len(edits.removed) or edits.relabelled):
+        if edits is None or not (len(edits.removed) or edits.relabeled):
             return None
         return edits
 
@@ -334,7 +334,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
             retrained, on the numbers that dross makes of X, instead of dross' model.
         validation_is_clean: all labels of the validation set are right.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
-        out: a folder for the project, for `dross review` and the report. It takes one data set:
+        out: a folder for the project, for `dross review` and the report. It takes one dataset:
             leave it out in a cross-validation. What was decided on the page is followed by the next
             fit. By default everything is in a temporary folder.
         random_state: decides the folds and dross' models. None draws a new one each time.
@@ -349,7 +349,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
             below 0 if it does harm.
         wrong_: float64 [N]: the probability that each label is wrong.
         removed_: the rows that were removed.
-        relabelled_: {row: its new label}.
+        relabeled_: {row: its new label}.
         verdict_: the verdict if `judge` and something was changed, else None.
         classes_: the classes.
         n_features_in_, feature_names_in_: as the estimator has them, if it has.
@@ -426,17 +426,17 @@ def _project_folder(out: str | os.PathLike | None) -> Iterator[Path]:
 def _in_rows(project: Project, edits: Edits) -> tuple[np.ndarray, dict[int, str]]:
     """Removed and relabeled rows of X, in order; ids of a project count those with a label."""
     rows = project.table["row"].to_numpy()
-    relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
-    return np.sort(rows[edits.removed]), relabelled
+    relabeled = {int(rows[id]): label for id, label in sorted(edits.relabeled.items())}
+    return np.sort(rows[edits.removed]), relabeled
 
 
 def _keep_classes(
-    labels: np.ndarray, removed: np.ndarray, relabelled: dict[int, str]
+    labels: np.ndarray, removed: np.ndarray, relabeled: dict[int, str]
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The same changes, except for those of classes of which nothing would be left."""
     after = labels.copy()
-    after[list(relabelled)] = list(relabelled.values())
+    after[list(relabeled)] = list(relabeled.values())
     gone = set(labels) - set(np.delete(after, removed))
     kept = [row for row in removed if labels[row] not in gone]
-    relabelled = {row: new for row, new in relabelled.items() if labels[row] not in gone}
-    return np.array(kept, dtype=np.int64), relabelled
+    relabeled = {row: new for row, new in relabeled.items() if labels[row] not in gone}
+    return np.array(kept, dtype=np.int64), relabeled

@@ -134,7 +134,7 @@ class Recorder:
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
             data: the training set. If given, the first batches and one now and then are compared
                 with it, so that random transforms are noticed. A
-                `dross.data.Collated` is a data set whose batches are put together by a collator.
+                `dross.data.Collated` is a dataset whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `path`: model and optimizer are
                 restored to where it stopped, and `steps` is the number of the loop's steps to skip.
                 A warning reports the step from which the run continues. Passing that folder is
@@ -254,7 +254,7 @@ class Recorder:
 
         Arguments:
             ids: the instances' ids [B].
-            x: the inputs, as the data set has them.
+            x: the inputs, as the dataset has them.
             y: the labels.
             epoch: the number of the epoch, which must not decrease; needed by keep=LastEpochs.
 
@@ -488,8 +488,8 @@ class Recorder:
             The recorded run.
 
         Raises:
-            InvalidInput: if nothing was recorded, or the data set is not known.
-            InputChanged: if it is not the data set that was recorded.
+            InvalidInput: if nothing was recorded, or the dataset is not known.
+            InputChanged: if it is not the dataset that was recorded.
         """
         if self._sharded:
             fsdp.refuse_to_open()

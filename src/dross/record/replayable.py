@@ -224,7 +224,7 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
 
 
 def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -> None:
-    """Refuse a data set that does not return a batch of step t again: it cannot be replayed."""
+    """Refuse a dataset that does not return a batch of step t again: it cannot be replayed."""
     seen = tree_leaves((x, y))
 
     def is_returned_for(ids: np.ndarray) -> bool:
@@ -238,8 +238,8 @@ def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -
     if ids.min() > 0 and is_returned_for(ids - 1):
         raise InvalidInput(f"The ids of step {t} begin at 1. {IDS_BEGIN_AT_0}")
     raise NotSupported(
-        f"The batch of step {t} does not match what the data set returns for its ids. Record the "
-        f"inputs exactly as the data set returns them. {MOVE_TO_AUGMENT}"
+        f"The batch of step {t} does not match what the dataset returns for its ids. Record the "
+        f"inputs exactly as the dataset returns them. {MOVE_TO_AUGMENT}"
     )
 
 

@@ -75,7 +75,7 @@ def train(
 
     Arguments:
         model: trained in place.
-        data: a map-style data set of (x, y) or of dicts with a column "label", or a pair of
+        data: a map-style dataset of (x, y) or of dicts with a column "label", or a pair of
             tensors X [N, ...], Y [N, ...]. An instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".

@@ -264,7 +264,7 @@ class Recording:
         if largest >= len(self.instances):
             hint = f" {IDS_BEGIN_AT_0}" if largest == len(self.instances) else ""
             raise InputChanged(
-                f"The run used instance {largest}, but the data set has only "
+                f"The run used instance {largest}, but the dataset has only "
                 f"{len(self.instances)} instances.{hint}"
             )
         with side_stream(self.device) as user:
@@ -278,14 +278,14 @@ class Recording:
                         f"{IDS_BEGIN_AT_0}"
                     )
                 raise InputChanged(
-                    f"At step {segment.first} the data set returns different inputs or labels than "
-                    "during training. Pass the same data set and augment, without your own random "
+                    f"At step {segment.first} the dataset returns different inputs or labels than "
+                    "during training. Pass the same dataset and augment, without your own random "
                     "transforms: an instance must be the same every time."
                 )
         return segment
 
     def _has_ids_from_1(self, segment: Segment) -> bool:
-        """Whether the data set has what was recorded, each instance at the index before its id."""
+        """Whether the dataset has what was recorded, each instance at the index before its id."""
         step = segment.steps[0]
         if step.ids.min() < 1:
             return False
@@ -355,8 +355,8 @@ def _check_same_data(manifest: Manifest, instances: Instances) -> None:
     count = manifest.instances
     if count not in (None, len(instances)) or not _has_digest(manifest, instances):
         raise InputChanged(
-            f"The run was recorded on a different data set: it had {count} instances, and this one "
-            f"has {len(instances)} or different values. Pass the data set it was recorded on."
+            f"The run was recorded on a different dataset: it had {count} instances, and this one "
+            f"has {len(instances)} or different values. Pass the dataset it was recorded on."
         )
 
 

@@ -292,7 +292,7 @@ def _compare(
         if not expected.is_floating_point():
             raise InputChanged(
                 f"Replaying step {t - 1} leads to a different {name}: the run belongs to a "
-                "different model or data set."
+                "different model or dataset."
             )
         scale = size(expected, ROUNDING)
         least = torch.finfo(expected.dtype).tiny

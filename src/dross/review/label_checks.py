@@ -22,7 +22,7 @@ from .sentences import describe_label, full_content
 _CHECKED = {
     "right": "the label is right",
     "wrong": "the label is wrong",
-    "relabelled": "another label is right",
+    "relabeled": "another label is right",
 }
 
 

@@ -37,7 +37,7 @@ Token = tuple[str, float | None]  # its text, and its effect in percent; None: i
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """What a list is to show, as the address says it."""
 
-    tab: Literal["plan", "harmful", "mislabelled", "validation", "copies", "all"] = "harmful"
+    tab: Literal["plan", "harmful", "mislabeled", "validation", "copies", "all"] = "harmful"
     label: str = msgspec.field(default="", name="class")
     prediction: Literal["", "differs", "agrees"] = ""
     state: Literal["", "undecided", "decided", "keep", "remove", "relabel"] = ""
@@ -139,7 +139,7 @@ class Listing:
             order = np.array(self.project.copies.ids(), dtype=int)
         elif wanted.tab == "harmful":
             keep &= score < 0
-        elif wanted.tab == "mislabelled":
+        elif wanted.tab == "mislabeled":
             rank = rows["mislabel_rank"].to_numpy(int)
             keep &= rank >= 0
             order = np.argsort(rank, kind="stable")

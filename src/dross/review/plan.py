@@ -32,7 +32,7 @@ class RecommendedPlan:
         if plan is None:
             return {}
         removed: dict[int, Decision] = {int(id): ("remove", None) for id in plan.removed}
-        return removed | {id: ("relabel", label) for id, label in plan.relabelled.items()}
+        return removed | {id: ("relabel", label) for id, label in plan.relabeled.items()}
 
     def describe(self) -> dict[str, Any]:
         """Its edits, its reason, warnings, and the other plans, as JSON."""
@@ -76,12 +76,12 @@ def class_warnings(
         decisions: By the id of the instance.
         regression: Labels are numbers; all instances count as one class.
     """
-    relabelled = {id: label for id, (action, label) in decisions.items() if action == "relabel"}
+    relabeled = {id: label for id, (action, label) in decisions.items() if action == "relabel"}
     if regression:
         labels = ["the data"] * len(labels)
-        relabelled = {}
+        relabeled = {}
     removed = [id for id, (action, _) in decisions.items() if action == "remove"]
-    edits = Edits(np.array(removed, dtype=np.int64), relabelled)
+    edits = Edits(np.array(removed, dtype=np.int64), relabeled)
     return [
         _describe_loss("The training data" if regression else f"Class {effect.name}", effect)
         for effect in class_effects(labels, edits)

@@ -261,12 +261,12 @@ def loss_of(
     count: Callable[[Any, dict[str, Tensor]], Any] | None = None,
     each: bool = False,
 ) -> Query:
-    """The loss on a data set as Trainer.evaluate computes it: a query of one number.
+    """The loss on a dataset as Trainer.evaluate computes it: a query of one number.
 
     Every batch has the mean over its tokens (or examples), and counts by its examples.
 
     Arguments:
-        data: the data set with its collator.
+        data: the dataset with its collator.
         batch_size: examples in a batch.
         count: count(losses, y) returns the number of losses in a batch; by default those that are
             not ignored.

@@ -86,7 +86,7 @@ def per_token(run: Run) -> TokenRun:
 
 
 class _Tokens(Collated):
-    """A data set of tokens: those of an example come together, and give the example's batch."""
+    """A dataset of tokens: those of an example come together, and give the example's batch."""
 
     def __init__(self, source: Collated, starts: np.ndarray):
         super().__init__(source.dataset, source.collate_fn, source.split)

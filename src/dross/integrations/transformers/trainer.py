@@ -88,7 +88,7 @@ class RecordingMixin:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise NotSupported(
                 "The training set is iterable: its examples have no ids and cannot be scored. Use "
-                "a map-style data set (datasets.Dataset, or one with __len__ and __getitem__)."
+                "a map-style dataset (datasets.Dataset, or one with __len__ and __getitem__)."
             )
         is_table = hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns")
         return self._remove_unused_columns(dataset, "training") if is_table else dataset
@@ -99,7 +99,7 @@ class RecordingMixin:
             self._signature_columns = [*self._signature_columns, ID]
 
     def _collated(self: Any, dataset: Any, collator: Any = None) -> Collated:
-        """A data set with the collator, as the trainer makes batches from it."""
+        """A dataset with the collator, as the trainer makes batches from it."""
         collator = self.data_collator if collator is None else collator
         collate = self._get_collator_with_removed_columns(collator, "recorded")
         inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -212,7 +212,7 @@ class RecordingMixin:
     def loss_of(
         self: Any, dataset: Any = None, collator: Any = None, *, each: bool = False
     ) -> Query:
-        """The loss on a data set, as `evaluate` computes it: a query of one number.
+        """The loss on a dataset, as `evaluate` computes it: a query of one number.
 
         Arguments:
             dataset: by default the trainer's eval_dataset.
@@ -222,7 +222,7 @@ class RecordingMixin:
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
             raise InvalidInput(
-                "Pass the data set to compute the loss on: trainer.loss_of(validation)."
+                "Pass the dataset to compute the loss on: trainer.loss_of(validation)."
             )
         counted = "counted items" in self._shares.fitting[:1]
 
@@ -311,7 +311,7 @@ def _check_settings(args: Any) -> None:
 
 
 class WithIds(Dataset):
-    """A data set of dicts, each with its id under "dross_id"."""
+    """A dataset of dicts, each with its id under "dross_id"."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -325,7 +325,7 @@ class WithIds(Dataset):
         return self._add(i, self.dataset[i])
 
     def __getitems__(self, ids: Sequence[int]) -> list[dict]:
-        """These examples, read at once where the data set can do that."""
+        """These examples, read at once where the dataset can do that."""
         together = getattr(self.dataset, "__getitems__", None)
         items = [self.dataset[i] for i in ids] if together is None else together(list(ids))
         return [self._add(i, item) for i, item in zip(ids, items)]
@@ -400,7 +400,7 @@ class Split:
             raise InvalidInput(
                 f"The batches have the columns {', '.join(given) or 'none'} and no "
                 f"{' or '.join(self.label_names) or 'labels'}, so there is no loss to train on. "
-                "Add that column to the data set, let the collator make it, or pass its name: "
+                "Add that column to the dataset, let the collator make it, or pass its name: "
                 "TrainingArguments(label_names=[...])."
             )
         odd = [name for name, value in given.items() if not isinstance(value, Tensor)]
@@ -413,7 +413,7 @@ class Split:
         kept = given if self.keep_labels else {k: v for k, v in given.items() if k not in y}
         if not kept:
             raise InvalidInput(
-                f"The batches have the labels ({', '.join(y)}) and no inputs: the data set has "
+                f"The batches have the labels ({', '.join(y)}) and no inputs: the dataset has "
                 "no column that the model's forward takes. Check the names of the columns, or set "
                 "remove_unused_columns=False."
             )

@@ -54,7 +54,7 @@ function showFilter() {
     if (link.dataset.tab === filter.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const special = { mislabelled: project.doubted && `${project.doubted} The most probable errors come first.`, validation: project.trusted && MEANING_OF_TRUST };
+  const special = { mislabeled: project.doubted && `${project.doubted} The most probable errors come first.`, validation: project.trusted && MEANING_OF_TRUST };
   byId("meaning").textContent = special[filter.tab] || (MEANINGS[filter.tab] ?? "");
   document.body.dataset.part = filter.tab === "validation" ? "validation" : "train";
   byId("plan-doubt").hidden = filter.tab !== "harmful" || !project.plan.disagreement;

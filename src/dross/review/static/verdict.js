@@ -75,7 +75,7 @@ async function showVerdicts() {
 function build(verdict, place) {
   const title = { improved: "Improved", worse: "Worse", inconclusive: "Inconclusive" }[verdict.verdict] ?? verdict.verdict;
   const head = h("h3", {}, h("span", { class: `outcome ${verdict.verdict === "improved" ? "good" : verdict.verdict === "worse" ? "bad" : ""}` }, title), " ",
-    h("span", { class: "quiet small" }, `${String(verdict.made).slice(0, 16).replace("T", " ")}, ${verdict.what}: ${verdict.removed} removed, ${verdict.relabelled} relabeled, ${count(verdict.seeds, "seed")}`),
+    h("span", { class: "quiet small" }, `${String(verdict.made).slice(0, 16).replace("T", " ")}, ${verdict.what}: ${verdict.removed} removed, ${verdict.relabeled} relabeled, ${count(verdict.seeds, "seed")}`),
     verdict.model ? h("span", { class: "quiet small" }, ", judged by ", data(verdict.model)) : null);
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),

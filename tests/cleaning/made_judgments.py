@@ -1,4 +1,4 @@
-"""Judgements of arrays, without a project."""
+"""Judgments of arrays, without a project."""
 
 import numpy as np
 import pandas
@@ -56,7 +56,7 @@ def judge_arrays(
     test: tuple[np.ndarray, np.ndarray] | None = None,
     *,
     removed=(),
-    relabelled: dict[int, str] | None = None,
+    relabeled: dict[int, str] | None = None,
     rule: str | None = None,
     labels: str = "annotated",
     seeds: int = 6,
@@ -65,7 +65,7 @@ def judge_arrays(
     checked: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> judge.Judgment:
-    """A judgement of edits of the rows x, y, on a test part or in nested folds."""
+    """A judgment of edits of the rows x, y, on a test part or in nested folds."""
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
     data = prepare(inputs, given, len(y))
     classes = len(data.source.classes)
@@ -75,7 +75,7 @@ def judge_arrays(
         data,
         Rows.of(x, y, classes, checked=checked, groups=groups),
         recipe,
-        ChosenEdits(np.array(removed, dtype=np.int64), relabelled or {}, "a list", rule=rule),
+        ChosenEdits(np.array(removed, dtype=np.int64), relabeled or {}, "a list", rule=rule),
         label_kind=labels,
         seeds=seeds,
         assignments=assignments,
@@ -85,5 +85,5 @@ def judge_arrays(
 
 def reach_verdict(*arguments, **options) -> Verdict:
     """The verdict of `judge_arrays` with these arguments."""
-    judgement = judge_arrays(*arguments, **options)
-    return verdict.reach_verdict(judgement.measure(), judgement.setup)
+    judgment = judge_arrays(*arguments, **options)
+    return verdict.reach_verdict(judgment.measure(), judgment.setup)
