@@ -51,6 +51,7 @@ NOT_RUN = {
     r"scale.md: run = .*group=": "needs a group of processes; tests/distributed/test_ranks.py",
     r"scale.md: # score.py": "needs torchrun; tests/distributed/test_ranks.py runs it",
     r"scale.md: # shards.py": "needs torchrun; tests/distributed runs such loops",
+    r"groups-and-time.md: dross": "tests/cleaning/test_splits.py gives these options",
     r": dross compare": "tests/cleaning/test_compare.py gives such commands",
     r"judging-any-change.md: verdict": "tests/cleaning/test_compare.py makes this call",
     r"finetuning.md: dross": "minutes; tests/finetune gives these commands with a tiny model",
