@@ -159,6 +159,7 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
         label_kind=case.labels,
         seeds=SEEDS,
         assignments=1,
+        blind=True,
         model=find_model(judges.make(case)[model], data.source.task),
     )
     verdict = reach_verdict(judgment.measure(), judgment.setup)

@@ -195,6 +195,7 @@ def test_what_the_models_learn(monkeypatch):
         label_kind="observed",
         seeds=2,
         assignments=1,
+        blind=True,
         model=find_model(Spy(), CLASSIFICATION),
     )
     judgment.measure()
@@ -266,10 +267,12 @@ def test_a_correction_improves_and_damage_is_worse(versions, run, monkeypatch):
     given = ["--label", "label", "--seeds", 2, "--labels", "annotated", "--fail-if-worse"]
     given += ["--estimator", "sklearn:LogisticRegression", "--quick"]
     with quick_cleaning():
-        code, said = run("compare", "before.csv", "corrected.csv", *given, "--json")
+        code, said = run("compare", "before.csv", "corrected.csv", *given, "--json", "--blind")
         assert code == 0
         found = json.loads(said[said.index("{") : said.rindex("}") + 1])
         assert found["verdict"] == "improved" and found["relabeled"] > 50
+        code, said = run("compare", "before.csv", "corrected.csv", *given, "--overwrite")
+        assert code == 0 and said.index("Inconclusive.") and "--blind" in said
         code, said = run("compare", "before.csv", "worse.csv", *given)
     assert code == 3 and "Worse." in said and "relabeled" in said
     assert {path: path.read_bytes() for path in versions.glob("*.csv")} == files

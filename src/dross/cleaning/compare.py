@@ -9,6 +9,11 @@ All rows of the version before are measured, with the labels that they have ther
 cells the change edited are left out, as it is not known which cells future rows will resemble. To
 measure only rows that both versions share would favor any change that removes what is hard to
 predict: the rows left over are easy, and the models after the change are trained to be sure of that.
+
+The change itself may have been made by models that knew all labels. What they learned from the labels
+of a fold is then in the labels that they changed outside of it, and models that learn these predict
+the fold better than new rows (benchmarks/outcome/compare.py has the size of it). So without a test
+file such a change can be worse, but it is not called an improvement.
 """
 
 import os
@@ -84,6 +89,7 @@ def compare(
     test: Any = None,
     key: str | None = None,
     group: str | None = None,
+    blind: bool = False,
     out: str | os.PathLike | None = None,
     text: str | None = None,
     images: str | None = None,
@@ -120,6 +126,10 @@ def compare(
         key: the column that identifies a row in both versions. By default rows are matched by their
             content.
         group: a column of rows that belong together, as for `dross.clean`.
+        blind: whether the change was made without the labels of other rows: by annotators who
+            looked at each row by itself, or by new rows. Without a test set, only such a change is
+            called an improvement: models that knew all labels have passed some of what they knew
+            about a row on to the others.
         out: the folder of the report; by default one in runs/.
         text, images, task, columns, separator, na, sheet: how to read the data, as for
             `dross.clean`.
@@ -220,6 +230,7 @@ def compare(
                     label_kind=job.labels,
                     seeds=seeds,
                     assignments=QUICK_ASSIGNMENTS if quick else ASSIGNMENTS,
+                    blind=blind,
                     model=model,
                 )
                 stages.begin("judging")
@@ -428,6 +439,7 @@ def judge_change(
     label_kind: str,
     seeds: int,
     assignments: int,
+    blind: bool,
     model: JudgingModel | None = None,
 ) -> Judgment:
     """A judgment on test rows, or on all rows before the change in folds.
@@ -441,6 +453,7 @@ def judge_change(
         label_kind: annotated or observed.
         seeds: The number of passes.
         assignments: Of rows to folds, if there is no test set.
+        blind: Whether the change was made without the labels of other rows.
         model: An estimator to judge with instead of networks.
     """
     inputs, y = data.pair("train")
@@ -455,7 +468,7 @@ def judge_change(
         id: classes.index(label) if classes else float(label)
         for id, label in change.relabeled.items()
     }
-    edits = ChosenEdits(removed, relabeled, what)
+    edits = ChosenEdits(removed, relabeled, what, ranked=not blind, blind=blind)
     nested = not len(data.parts["test"])
     if nested:
         measured = choose_measured(len(rows), change)

@@ -24,6 +24,7 @@ class ChosenEdits(Edits):
     what: str  # in words; BY_DECISIONS where a person decided on the page
     rule: str | None = None  # the rule that they follow, if any; see RULES
     ranked: bool = False  # whether they are the top of a list that models have ordered
+    blind: bool = False  # whether they were made without the labels of other rows
     kept: tuple[int, ...] = ()  # the ids that a person decided to keep
 
     def decisions(self) -> dict[int, Decision]:

@@ -336,7 +336,9 @@ def reach_verdict(values: Mapping[str, np.ndarray], setup: Setup, *, earlier: in
         advise(decided, metrics, seeds, rows),
         describe_plain(plain, metrics),
         *setup.notes,
-        warn_of_sight(edits) if setup.nested else warn_of_reuse(earlier),
+        warn_of_sight(edits, is_change=setup.changed is not None)
+        if setup.nested
+        else warn_of_reuse(earlier),
         "" if edits.rule is None else OF_THIS_MODEL,  # only a rule has figures of dross clean
     ]
     if setup.is_estimator and set(compared) == {ERROR}:
@@ -470,10 +472,19 @@ def _relative_width(metric: Comparison) -> float:
     return (metric.interval[1] - metric.interval[0]) / abs(metric.difference)
 
 
-def warn_of_sight(edits: ChosenEdits) -> str:
-    """A fixed list was chosen with knowledge of the labels that measure it; "" for a rule."""
-    if edits.rule is not None:
+def warn_of_sight(edits: ChosenEdits, *, is_change: bool = False) -> str:
+    """A fixed list was chosen with knowledge of the labels that measure it; "" for a rule.
+
+    is_change: whether someone else made the edits, and two versions of the data are compared.
+    """
+    if edits.rule is not None or edits.blind:
         return ""
+    if edits.ranked and is_change:
+        return (
+            "If models or people that made the change knew all labels, they knew those used for "
+            "this evaluation, so the change is not called an improvement. Pass a test file that "
+            "they have not used (`test`), or `blind=True` if they looked at each row by itself."
+        )
     if edits.ranked:
         return (
             "This list was made by models that saw the labels used for this evaluation, so the "

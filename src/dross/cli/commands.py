@@ -415,6 +415,14 @@ def compare(
             "their content.",
         ),
     ] = None,
+    blind: Annotated[
+        bool,
+        Option(
+            "--blind",
+            help="The change was made without the labels of other rows, as by annotators who look "
+            "at each row by itself. Without --test only such a change is called an improvement.",
+        ),
+    ] = False,
     task: option.Task = None,
     column: option.Column = None,
     group: option.Group = None,
@@ -464,6 +472,7 @@ def compare(
             images=images,
             task=task,
             columns=dict(map(_read_column_kind, column or [])),
+            blind=blind,
             group=group,
             separator=separator,
             na=na or None,
