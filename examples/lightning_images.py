@@ -74,7 +74,7 @@ def load(wrong: int = 60) -> tuple[DataLoader, DataLoader, np.ndarray]:
 
 
 # %% Train, record and query
-# The callback is the other change. `loss_of` creates a query from a loader.
+# Adding the callback is the second change. `loss_of` creates a query from a loader.
 def main() -> None:
     """Train, record and ask."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

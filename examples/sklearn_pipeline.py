@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from dross.integrations.sklearn import CleaningClassifier
 
 # %% The data
-# A fifth of the training labels are wrong; the test labels are right.
+# A fifth of the training labels are wrong; the test labels are correct.
 X, y = load_digits(return_X_y=True)
 X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
 

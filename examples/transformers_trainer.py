@@ -4,8 +4,8 @@
     python examples/transformers_trainer.py
 
 Only one line changes: RecordingTrainer(..., path=...) replaces Trainer(...). Nothing is downloaded:
-the sentences consist of pleasant, unpleasant and other words, and one in ten labels is wrong.
-It takes less than half a minute on two cores and prints
+the sentences are generated from lists of pleasant, unpleasant and neutral words, and one in ten
+labels is wrong. It takes less than half a minute on two cores and prints
 
     <Run of BertForSequenceClassification with AdamW on 300 instances: 152 steps>
     validation loss 0.09
@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 from dross.integrations.transformers import RecordingTrainer
 
 # %% The sentences
-# The sentences consist of pleasant, unpleasant and other words.
+# Each sentence is a random selection from lists of pleasant, unpleasant and neutral words.
 PLEASANT = ["good", "fine", "bright", "warm", "lovely", "happy"]
 UNPLEASANT = ["bad", "poor", "dark", "cold", "awful", "sad"]
 OTHERS = ["the", "a", "film", "room", "day", "was", "with", "and", "seemed", "very", "that", "it"]

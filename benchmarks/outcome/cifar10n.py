@@ -151,8 +151,8 @@ def show(case: Case, name: str) -> None:
     """A table in Markdown."""
     n, wrong = len(case.train), case.wrong
     print(f"\n## {name} labels: {n:,} images, {100 * len(wrong) / n:.1f} % wrong\n")
-    head = ["tool", "precision", "recall", "F1", "labels right after, %"]
-    head += ["rows left", "of these right, %", "linear", "network"]
+    head = ["tool", "precision", "recall", "F1", "correct labels afterwards, %"]
+    head += ["rows left", "of these correct, %", "linear", "network"]
     print("| " + " | ".join([*head, "seconds"]) + " |\n|" + " --- |" * (len(head) + 1))
     for tool, ask in TOOLS.items():
         if ask in (ask_docta, ask_dross_like_docta) and name != "worse":

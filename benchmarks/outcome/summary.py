@@ -181,7 +181,7 @@ def show(lines: list[dict]) -> None:
     methods = list_methods(cases)
     damaged = select(cases)
     names = sorted({case[0] for case in damaged})
-    print(f"\n## Damaged labels: {len(names)} sets, {len(damaged)} cases")
+    print(f"\n## Corrupted labels: {len(names)} datasets, {len(damaged)} cases")
     print("\nShare of the possible gain, in error / in log loss.")
     head = ["method", *SITUATIONS]
     rows = [[m, *(_cell(select(cases, s), m, interval=True) for s in SITUATIONS)] for m in methods]
@@ -228,7 +228,7 @@ def _show_as_they_come(cases: Cases, methods: list[str]) -> None:
         ("the datasets above", {case[0] for case in clean} - overlapping),
     ):
         chosen = {case: found for case, found in clean.items() if case[0] in names}
-        print(f"\n## Undamaged data: {title} ({len(names)} sets)")
+        print(f"\n## Unmodified data: {title} ({len(names)} datasets)")
         rows = []
         for method in methods:
             found = as_they_come(chosen, method)
@@ -266,7 +266,7 @@ def _show_numbers(lines: list[dict]) -> None:
             clean = f"{found['loss worse']} of {found['pairs']}, {found['error points'] / 100:+.4f}"
         rows.append([method, *cells, f"{error}, {loss} of {count}", clean])
     head = ["method", *SITUATIONS, "worse: error, log score"]
-    print_table([*head, "undamaged: log score worse by 5 %, change in the error"], rows)
+    print_table([*head, "unmodified data: log score worse by 5 %, change in the error"], rows)
 
 
 def _show_notes(cases: Cases) -> None:

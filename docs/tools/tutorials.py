@@ -197,9 +197,9 @@ def run(name: str) -> None:
 
     today = datetime.date.today().isoformat()
     ran = (
-        f"The output is from {today}: {seconds:.0f} s on {os.cpu_count()} shared cores without a GPU "
-        f"(load {os.getloadavg()[0]:.0f}), torch {torch.__version__}, "
-        f"Python {platform.python_version()}."
+        f"The output was produced on {today} in {seconds:.0f} s on {os.cpu_count()} shared cores "
+        f"without a GPU (load average {os.getloadavg()[0]:.0f}), with torch {torch.__version__} "
+        f"and Python {platform.python_version()}."
     )
     write_files(name, outputs, ran)
     print(f"{name}: {seconds:.0f} s", flush=True)

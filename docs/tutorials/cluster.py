@@ -7,7 +7,8 @@ them over processes on this machine, over Dask or over Ray; the results are bitw
 
 # %% A recorded run
 # Workers open the tape themselves, so it must be stored where they can read it. As always in
-# Python, a script that starts workers needs the last line, `if __name__ == "__main__"`.
+# Python, a script that starts worker processes needs an `if __name__ == "__main__":` guard, here in
+# the last line.
 import joblib
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ if __name__ == "__main__":
     main()
 
 # %% What if a worker dies?
-# Its pieces are assigned to other workers, and a warning is issued. With a `folder`, finished
-# results are kept, and the same call continues after a crash, on any backend. Verdicts work in the
-# same way: `with joblib.parallel_config("dask"): dross.judge("runs/people")`. See
+# Its jobs are assigned to other workers, and a warning is issued. With a `folder`, finished results
+# are kept, and the same call continues after a crash, on any backend. Verdicts work in the same
+# way: `with joblib.parallel_config("dask"): dross.judge("runs/people")`. See
 # [Scale](../scale.md#sweeps-over-a-cluster) for the limits.

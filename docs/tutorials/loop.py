@@ -5,8 +5,8 @@ schedule, the clipping, the optimizer.
 """
 
 # %% The data
-# The dataset has 600 handwritten digits for training, 60 of them with a wrong label, and 400 for
-# the query.
+# The dataset has 600 handwritten digits for training, 60 of which have a wrong label, and 400 more
+# for computing the query.
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -56,7 +56,7 @@ print(f"{len(np.intersect1d(worst, flipped))} of the 30 most harmful have a wron
 # %% Find labels that look wrong
 # A score estimates whether an instance harms the query. Use `margins` to find labels that look
 # wrong: a model learns a wrong label late, so its logit stays below that of another class for most
-# of the run. In longer runs of larger networks, margins find far more wrong labels than scores.
+# of the run. In longer runs of larger networks, margins find far more wrong labels than scores do.
 suspects = np.argsort(run.margins())[:30]
 print(f"{len(np.intersect1d(suspects, flipped))} of the 30 lowest margins have a wrong label")
 

@@ -3,7 +3,7 @@
 A loop under DistributedDataParallel is recorded without changes to the training, and the ranks of a
 job share the work of a retrace. This script runs on CPUs with gloo, so that you can try it
 anywhere; with one GPU for each rank, use `nccl` and move the model and the batches to the GPU. It
-was not tested on several GPUs.
+has not been tested on several GPUs.
 """
 
 # %% The job

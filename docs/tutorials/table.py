@@ -1,8 +1,8 @@
 """Clean a table.
 
-This tutorial starts from a CSV file and ends with a verdict and a cleaned copy. The table has 569
-tumors, and 12 % of its labels were deliberately made wrong, so that we can count how many dross
-finds.
+This tutorial starts from a CSV file and ends with a verdict and a cleaned copy. The table describes
+569 tumors; 12 % of its labels were deliberately changed, so that we can count how many of these
+dross finds.
 """
 
 # %% The file
@@ -24,9 +24,9 @@ print(len(frame), "rows,", wrong.sum(), "labels are wrong")
 
 # %% Clean
 # On the command line, use `dross clean tumors.csv --label diagnosis --labels annotated`.
-# *Annotated* means that a person judged each row, and that careful people would nearly always
-# agree. dross examines the label of every row with models that were not trained on it, scores
-# every row, and compares each plan with changing nothing, on held-out rows.
+# *Annotated* means that a person judged each row and that careful people would nearly always agree.
+# dross examines the label of every row with models that were not trained on it, and scores every
+# row. It then compares each plan with changing nothing, on held-out rows.
 #
 # The labels of the held-out rows are as noisy as the others. Plans are chosen by the *noise-aware*
 # figures, which take this into account. The plain figures treat every given label as correct, and
@@ -51,10 +51,10 @@ hits = wrong[touched.index].sum()
 print(f"The plan changes {len(touched)} rows; {hits} of {wrong.sum()} wrong labels are among them.")
 
 # %% Does it help?
-# `dross judge runs/tumors` holds out each fifth of the rows in turn. It repeats everything
-# without these rows, trains new models with and without the plan, and compares them on the
-# held-out rows. About one in eight of the labels used for the evaluation is wrong as well; the log
-# loss takes this into account.
+# `dross judge runs/tumors` splits the rows into five folds and holds out each of them in turn. It
+# repeats everything without these rows, trains new models with and without the plan, and compares
+# them on the held-out rows. About one in eight of the labels used for the evaluation is wrong as
+# well; the log loss takes this into account.
 verdict = dross.judge("runs/tumors", progress=False)
 print(verdict.verdict)
 print(verdict.sentence)

@@ -49,8 +49,9 @@ for id in sure:
     row, text = table.loc[id], project.content["text"][id]
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
-# %% Words that matter
-# If models are trained on words, the explanation of a review lists the words that matter.
+# %% Words that determine the prediction
+# If models are trained on word counts, the explanation of a review lists the words that contribute
+# most to the prediction.
 for word, weight in project.why(int(table["score"].idxmin())).words[:5]:
     print(f"{word:10} {weight:+.2f}")
 

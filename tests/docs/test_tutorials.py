@@ -37,7 +37,7 @@ def test_a_page_is_its_script_with_outputs(name):
         b.code.strip() for b in read_blocks(f"docs/tutorials/{name}.md") if b.language == "python"
     ]
     assert shown == [cell.code for cell in cells_of(name) if cell.code]
-    assert any(outputs) and re.match(r"The output is from 2\d{3}-\d\d-\d\d: \d+ s", ran)
+    assert any(outputs) and re.match(r"The output was produced on 2\d{3}-\d\d-\d\d in \d+ s", ran)
 
 
 @pytest.mark.parametrize("name", tutorials.TUTORIALS)
@@ -67,7 +67,7 @@ def test_outputs_are_kept_only_if_the_code_is_unchanged(tmp_path, monkeypatch):
     script = tmp_path / "one.py"
     source = '"""Title."""\n\n# %% One\n# Text.\nprint(1)\n'
     script.write_text(source, encoding="utf-8")
-    tutorials.write_files("one", ["1"], "The output is from today.")
+    tutorials.write_files("one", ["1"], "The output was produced today.")
     script.write_text(source.replace("Text", "Another text"), encoding="utf-8")
     tutorials.keep_outputs("one")
     for name in ("one.md", "one.ipynb"):
