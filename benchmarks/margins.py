@@ -3,7 +3,7 @@
     DROSS_DATA=/path PYTHONPATH=src python -m benchmarks.margins
 
 Each run trains on MNIST images of whose labels a part was flipped, at random or to the next class.
-The area under the ROC curve says how often a flipped label is ranked before a right one.
+The area under the ROC curve says how often a flipped label is ranked before a correct one.
 """
 
 import argparse

@@ -6,8 +6,8 @@ prints, after about a minute:
 
     the plan: relabel 235 and remove 17
     removed or relabeled: 252 rows; of 252 wrong labels it found 247
-    accuracy on right labels, without cleaning: 0.857
-    accuracy on right labels, with cleaning:    0.961
+    accuracy on correct labels, without cleaning: 0.857
+    accuracy on correct labels, with cleaning:    0.961
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ X, y = load_digits(return_X_y=True)
 X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
 
 rng = np.random.default_rng(0)
-wrong = rng.random(len(y)) < 0.2  # in training; the test labels are right
+wrong = rng.random(len(y)) < 0.2  # in training; the test labels are correct
 noisy = np.where(wrong, (y + rng.integers(1, 10, len(y))) % 10, y)
 
 # %% Two pipelines
@@ -46,5 +46,5 @@ print(
     f"removed or relabeled: {len(touched)} rows; "
     f"of {wrong.sum()} wrong labels it found {wrong[touched].sum()}"
 )
-print(f"accuracy on right labels, without cleaning: {plain.score(X_test, y_test):.3f}")
-print(f"accuracy on right labels, with cleaning:    {cleaned.score(X_test, y_test):.3f}")
+print(f"accuracy on correct labels, without cleaning: {plain.score(X_test, y_test):.3f}")
+print(f"accuracy on correct labels, with cleaning:    {cleaned.score(X_test, y_test):.3f}")

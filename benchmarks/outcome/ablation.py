@@ -1,10 +1,10 @@
-"""What each part of the noise model and each rule is worth, on damaged development sets.
+"""What each part of the noise model and each rule is worth, on corrupted development sets.
 
     python -m benchmarks.outcome.ablation FOLDER [--minutes 10]
     python -m benchmarks.outcome.ablation FOLDER --evidence
 
 FOLDER holds the npz files of the development sets (sets.py). A linear model and a forest learn the
-edited training rows and predict test rows with right labels; the plan comparison takes no part. The tables
+edited training rows and predict test rows with correct labels; the plan comparison takes no part. The tables
 give the area under the ROC curve of `wrong`, and the share of the possible gain, which is that of
 removing exactly the mislabeled rows.
 
@@ -45,7 +45,7 @@ MODELS = (
     lambda: LogisticRegression(max_iter=200),
     lambda: RandomForestClassifier(60, min_samples_leaf=2, random_state=0),
 )
-SITUATIONS = ("right", "noisy")
+SITUATIONS = ("correct", "noisy")
 OTHER_PRIOR = {"annotated": "observed", "observed": "annotated"}
 MOST_TESTED = 2_000
 WORSE = 0.003  # by which an error counts as worse
@@ -59,7 +59,7 @@ BETA, WIDEST = 0.5, 3.0  # the weight of evidence from runs, and where it is cli
 
 @dataclass(frozen=True)
 class Damaged:
-    """A set with wrong labels: `rows` are training and validation rows, the test labels right."""
+    """A set with wrong labels: `rows` are training and validation rows, the test labels correct."""
 
     set: str
     kind: str
@@ -163,7 +163,7 @@ def damage(x: np.ndarray, y: np.ndarray, kind: str, rng: np.random.Generator) ->
 
 
 def make_cases(path: Path, kind: str, count: int, seed: int) -> list[Damaged]:
-    """A set with right and with noisy validation labels: `count` training rows, a third of them
+    """A set with correct and with noisy validation labels: `count` training rows, a third of them
     more for validation."""
     with np.load(path, allow_pickle=True) as file:
         x, y = file["x"], file["y"]
@@ -176,7 +176,7 @@ def make_cases(path: Path, kind: str, count: int, seed: int) -> list[Damaged]:
     validation = np.arange(len(train)) >= count
     cases = []
     for situation in SITUATIONS:
-        right = validation & (situation == "right")
+        right = validation & (situation == "correct")
         labels = np.where(right, y[train], given[train])
         case = Damaged(
             set=path.stem,
@@ -193,7 +193,7 @@ def make_cases(path: Path, kind: str, count: int, seed: int) -> list[Damaged]:
 
 
 def measure(case: Damaged, edits: Edits) -> np.ndarray:
-    """Error and log loss on right test labels, [2]."""
+    """Error and log loss on correct test labels, [2]."""
     rows = case.rows
     kept, labels = edits.apply(rows.y, np.flatnonzero(~rows.validation))
     found = []

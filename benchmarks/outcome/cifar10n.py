@@ -7,7 +7,7 @@ people, the label of one person, or the majority vote of three; features of the 
 that dross uses, 100 principal components. Every tool sees one file of annotated labels. Docta's
 published answer for the worst labels, which comes from other features of all 50,000 images, is
 compared on the same rows. Test accuracy is that of models that learn the result, on images of the
-test batch with right labels.
+test batch with correct labels.
 """
 
 import argparse
@@ -25,7 +25,7 @@ LABELS = {"worse": "worse_label", "random1": "random_label1", "aggregate": "aggr
 
 
 def load_features(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Components of the features of training and test images, and both right labels."""
+    """Components of the features of training and test images, and both correct labels."""
     from experiments import datasets
 
     found = datasets.load("cifar10")
@@ -131,7 +131,7 @@ def ask_nothing(case: Case) -> Answer:
 
 
 def ask_truth(case: Case) -> Answer:
-    """The right labels: what is possible."""
+    """The correct labels: what is possible."""
     return case.wrong, case.truth, case.train
 
 
@@ -143,7 +143,7 @@ TOOLS: dict[str, Callable[[Case], Answer]] = {
     "cleanlab, linear": ask_cleanlab(("linear",)),
     "cleanlab, ensemble": ask_cleanlab(rivals.ENSEMBLE),
     "Docta, published": ask_docta,
-    "right labels": ask_truth,
+    "correct labels": ask_truth,
 }
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.outcome.compare [--sets NAMES] [--seeds 1] [--rows 1200]
 
 Every change is judged from one file without a test set, as a user has it. The truth: the same model,
-trained on the rows before and after the change, on 2,000 test rows with right labels. It is clear
+trained on the rows before and after the change, on 2,000 test rows with correct labels. It is clear
 where the 95 % interval of the change, over test rows and ten bootstrap samples of the training rows,
 does not contain 0. Results are kept line by line; the same command continues. It needs the sets of
 sets.py.
@@ -66,12 +66,12 @@ def remove_unlikely(case: Case) -> dict:
 
 
 def correct(case: Case) -> dict:
-    """The right labels for all wrong ones."""
+    """The correct labels for all wrong ones."""
     return {"relabeled": {int(i): int(case.truth[i]) for i in case.wrong}}
 
 
 def correct_half(case: Case) -> dict:
-    """The right labels for half of the wrong ones."""
+    """The correct labels for half of the wrong ones."""
     return {"relabeled": {int(i): int(case.truth[i]) for i in case.wrong[::2]}}
 
 
@@ -93,7 +93,7 @@ def relabel_random(case: Case) -> dict:
 
 
 def add_rows(case: Case) -> dict:
-    """Half as many rows more, with right labels, that were not used so far."""
+    """Half as many rows more, with correct labels, that were not used so far."""
     spare = np.setdiff1d(np.arange(len(case.truth)), [*case.train, *case.test])
     return {"added": spare[: len(case.train) // 2]}
 
@@ -173,7 +173,7 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
 
 
 def find_truth(case: Case, rows: np.ndarray, y: np.ndarray, change, model: str) -> dict:
-    """How error and log loss on right labels change: {measure: [change, low, high]}."""
+    """How error and log loss on correct labels change: {measure: [change, low, high]}."""
     count = len(case.train)
     new = y.copy()
     for id, label in change.relabeled.items():

@@ -61,7 +61,7 @@ def predict(model, x: np.ndarray, classes: int) -> np.ndarray:
 
 
 def measure_classes(p: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Error, log loss and expected calibration error on right labels."""
+    """Error, log loss and expected calibration error on correct labels."""
     p = np.clip(np.nan_to_num(p), _LEAST, None)
     p = p / p.sum(1, keepdims=True)
     right, sure = p.argmax(1) == y, p.max(1)

@@ -1,4 +1,4 @@
-"""What a person gains: clean data with wrong labels, train an ordinary model, test on right labels.
+"""What a person gains: clean data with wrong labels, train an ordinary model, test on correct labels.
 
     python -m benchmarks.outcome.fetch && python -m benchmarks.outcome.sets dev held_out
     python -m benchmarks.outcome.run [--held-out] [--sets NAMES] [--seeds 3] [--jobs 2] ...
@@ -6,7 +6,7 @@
 For every set, kind of noise, situation (validation labels right, or as wrong as the others; noisy
 ones of which a person checked 100 rows; one file without a validation part) and seed: each method
 says what to remove and what to relabel in the training part; four scikit-learn models learn the
-result and are tested on right labels: error, log loss and calibration. Needs numpy, scipy,
+result and are tested on correct labels: error, log loss and calibration. Needs numpy, scipy,
 scikit-learn and torch. Results are kept line by line; the same command goes on. Tune nothing on the
 held-out sets: they are for the end.
 """

@@ -347,7 +347,7 @@ def draw(lines: list[dict], path: Path) -> None:
         titles = (
             "possible gain: error",
             "possible gain: log loss",
-            "undamaged: log loss worse, %",
+            "unmodified: log loss worse, %",
         )
         for panel, title in zip(panels, titles, strict=True):
             panel.set_title(title)
