@@ -1,9 +1,10 @@
 """Does the verdict of `dross compare` agree with the truth, for changes that other tools make?
 
-    python -m benchmarks.outcome.compare [--sets NAMES] [--seeds 1] [--rows 1200]
+    python -m benchmarks.outcome.compare [--sets NAMES] [--seeds 1] [--rows 1200] [--test]
 
-Every change is judged from one file without a test set, as a user has it. The truth: the same model,
-trained on the rows before and after the change, on 2,000 test rows with correct labels. It is clear
+Every change is judged from one file without a test set, as if it was blind; or with --test on half of
+the test rows, whose labels are correct. The truth: the same model, trained on the rows before and after
+the change, on the other test rows. It is clear
 where the 95 % interval of the change, over test rows and ten bootstrap samples of the training rows,
 does not contain 0. Results are kept line by line; the same command continues. It needs the sets of
 sets.py.
@@ -128,7 +129,7 @@ CHANGES: dict[str, Callable[[Case], dict]] = {
 }
 
 
-def judge(case: Case, made: dict, model: str) -> dict | None:
+def judge(case: Case, made: dict, model: str, with_test: bool) -> dict | None:
     """The verdict, and the truth; None where there is no change or the sets are too small."""
     removed = made.get("removed", np.zeros(0, dtype=int))
     relabeled = made.get("relabeled", {})
@@ -140,7 +141,11 @@ def judge(case: Case, made: dict, model: str) -> dict | None:
     rows = np.concatenate([case.train, added])
     y = case.given[rows]
     y[count:] = np.where(np.isin(added, case.train), y[count:], case.truth[added])
-    data = prepare(case.x[rows], y, len(rows))
+    held = case.test[: len(case.test) // 2] if with_test else case.test[:0]
+    data = prepare(
+        case.x[np.concatenate([rows, held])], np.concatenate([y, case.truth[held]]), len(rows)
+    )
+    case.test = case.test[len(held) :]
     names = data.source.classes
     change = compare.Change(
         removed=sorted(place[int(i)] for i in removed),
@@ -247,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--models", nargs="+", default=["linear", "trees"])
+    parser.add_argument("--test", action="store_true", help="judge on test rows")
     parser.add_argument("--shared-only", action="store_true", help="measure only unchanged rows")
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--out", type=Path, default=Path("runs/compare.jsonl"))
@@ -289,7 +295,7 @@ def main() -> None:
             line = {
                 "about": about,
                 "change": name,
-                "found": judge(case, CHANGES[name](case), model),
+                "found": judge(case, CHANGES[name](case), model, options.test),
             }
             file.write(json.dumps(line) + "\n")
             file.flush()
