@@ -97,7 +97,7 @@ def plot_agreement(ax: Any, estimated: np.ndarray, actual: np.ndarray) -> None:
     ax.scatter(estimated, actual, s=12, color=BLUE, alpha=0.8, linewidths=0)
     ends = [min(estimated.min(), actual.min()), max(estimated.max(), actual.max())]
     ax.plot(ends, ends, color="0.6", linewidth=0.7, zorder=0)
-    ax.set(xlabel="estimated change", ylabel="change when retrained without it")
+    ax.set(xlabel="estimated change", ylabel="change when the model is retrained without it")
     ax.ticklabel_format(style="sci", scilimits=(-2, 2))
     ax.locator_params(nbins=5)
 

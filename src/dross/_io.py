@@ -67,7 +67,7 @@ def open_in_place(path: Path) -> io.BufferedRandom:
     descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
-        raise WrongKind(errno.EMLINK, "it is a hard link, and the file has another name as well")
+        raise WrongKind(errno.EMLINK, "it is one of several hard links to the same file")
     return os.fdopen(descriptor, "r+b")
 
 

@@ -65,7 +65,8 @@ def on_progress(callback: Callback) -> Iterator[None]:
     """
     if not callable(callback):
         raise InvalidInput(
-            f"on_progress needs a function callback(values, step), not {callback!r:.60}."
+            "on_progress must be a function with the signature callback(values, step), not "
+            f"{callback!r:.60}."
         )
     token = _LISTENER.set(_Listener(callback))
     try:

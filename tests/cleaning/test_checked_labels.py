@@ -64,7 +64,7 @@ def test_the_next_clean_uses_checked_validation_labels(cleaned, again):
     runs = cleaned.folder / "runs"
     tape = json.loads((runs / "run-0" / "manifest.json").read_text())["id"]
     project, said = again()
-    assert "Using 3 checked labels: 1 right, 1 corrected, 1 wrong." in said
+    assert "Using 3 checked labels: 1 kept as correct, 1 relabeled, 1 marked as wrong." in said
     assert json.loads((runs / "run-0" / "manifest.json").read_text())["id"] == tape
     assert project.info.checked_labels.checked == 3
     assert not np.allclose(project.table["score"], before["score"])
@@ -211,7 +211,7 @@ def test_the_next_clean_uses_checked_labels_of_one_file(one, tmp_path):
     }
     project.decisions.record(decided, part="validation")
     found = again()
-    assert "Using 4 checked labels: 2 right, 1 corrected, 1 wrong." in said
+    assert "Using 4 checked labels: 2 kept as correct, 1 relabeled, 1 marked as wrong." in said
     plan = found.recommended
     assert plan is not None and plan.relabeled[other] == label and wrong in plan.removed
     for id in (right, confirmed):
@@ -259,7 +259,11 @@ def test_what_a_person_said_is_done_even_if_no_plan_is_recommended(one, monkeypa
     project.decisions.record({7: ("relabel", label), 9: ("remove", None)}, part="validation")
     found = again()
     plan = found.recommended
-    assert plan is not None and plan.name == "checked" and "as checked by you" in plan.what
+    assert (
+        plan is not None
+        and plan.name == "checked"
+        and "based on the labels you checked" in plan.what
+    )
     assert plan.removed.tolist() == [9] and plan.relabeled == {7: label}
     done = dross.export(found.folder, tmp_path / "copy.csv")
     assert (done.removed, done.relabeled, done.written) == (1, 1, 159)

@@ -57,7 +57,7 @@ def test_classes_that_differ_only_in_case_are_named(tmp_path):
     names = ["Low", "low", "high", "HIGH", "mid"] * 20
     pandas.DataFrame({"x": range(100), "y": names}).to_csv(tmp_path / "t.csv", index=False)
     notes = prepare(Request(str(tmp_path / "t.csv"), "y")).notes
-    alike = "Classes whose names differ only in upper and lower case: 'HIGH' and 'high', 'Low' and 'low'."
+    alike = "Classes whose names differ only in capitalization: 'HIGH' and 'high', 'Low' and 'low'."
     assert alike in notes
 
 
@@ -67,7 +67,7 @@ def test_classes_that_differ_only_in_case_are_named(tmp_path):
         (["yes", "no"], None),
         (
             [0, 1],
-            "The 2 different numbers of 'y' are treated as classes; pass `task='regression'` ",
+            "The 2 distinct numbers in 'y' are treated as classes; pass `task='regression'` ",
         ),
         (np.arange(100) ** 2 / 7, "'y' is predicted as a number; pass `task='classification'` "),
     ],

@@ -135,7 +135,7 @@ def test_the_same_data_are_nothing_to_compare(frame, read):
 
 def test_other_data_are_refused(frame, read):
     after = frame.sample(frac=1, random_state=0).iloc[:-1].assign(a=lambda f: f["a"] + 1)
-    with pytest.raises(dross.InvalidInput, match=r"No row of .*after.csv is a row of.*`key`"):
+    with pytest.raises(dross.InvalidInput, match=r"after.csv and .* have no rows in common.*`key`"):
         read(frame, after)
 
 

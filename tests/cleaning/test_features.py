@@ -353,7 +353,7 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
 def test_a_project_is_encoded_again_as_it_was(tmp_path):
     rings = write_rings(tmp_path / "rings.csv")
     project = dross.clean(rings, "kind", out=tmp_path / "run", **FEW)
-    assert any("logarithmic scale: wealth" in note for note in project.info.notes)
+    assert any("log-transformed: wealth" in note for note in project.info.notes)
     assert data_digest(reopen_inputs(project)[0]) == project.info.digest
 
 

@@ -38,7 +38,7 @@ def test_harmful_instances_are_compared_with_chance():
     counts = [int(word.replace(",", "")) for word in said.split() if word[0].isdigit()]
     found, _, expected = counts
     assert found == pytest.approx(expected, rel=0.05)
-    assert "if the runs had nothing in common" in said
+    assert "if the runs were independent" in said
     assert describe_harmful(make_info(), make_instances([1, 0], 1)).endswith("the recorded run.")
 
 
@@ -48,8 +48,8 @@ def test_labels_are_estimated_to_be_wrong_only_if_correcting_them_helps():
     assert "Labels that look wrong: 2 of 60." in found[1]
     assert "about 3 labels are estimated to be wrong" in found[1]
     doubted = find("no gain")[1]
-    assert doubted.startswith("Labels that models contradict: 2 of 60.")
-    assert "Either they are wrong or the classes overlap there" in doubted
+    assert doubted.startswith("Labels that models disagree with: 2 of 60.")
+    assert "Either they are wrong or the classes overlap" in doubted
     assert "estimated" not in doubted
     undecided = find("undecided")  # its reason says the same, with the number of checks
     assert not any("contradict" in sentence for sentence in undecided)

@@ -82,7 +82,7 @@ def test_a_sheet_is_the_first_or_the_one_that_is_named(tmp_path):
     data = prepare(Request(str(path), "kind"))
     note = "The first sheet of t.xlsx, 'Data', is read; pass `sheet` to read another: 'Old'."
     assert note in data.notes and data.source.content["size"].tolist() == list(range(COUNT))
-    with pytest.raises(InvalidInput, match="There are 1 instances with a label"):
+    with pytest.raises(InvalidInput, match="There are 1 labeled instances"):
         prepare(Request(str(path), "kind", sheet="Old"))
     with pytest.raises(InvalidInput, match=r"no sheet named 'old'.*Did you mean 'Old'\?"):
         prepare(Request(str(path), "kind", sheet="old"))

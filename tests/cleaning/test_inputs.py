@@ -44,7 +44,7 @@ def test_what_is_inferred_from_awkward_tables(tmp_path):
     }
     told = " ".join(prepared.notes)
     assert "not UTF-8" in told and "separated by ';'" in told
-    assert "3 rows are exact copies" in told and "count as missing" in told
+    assert "3 rows are exact copies" in told and "are treated as missing" in told
     x = prepared.x["train"]
     assert torch.isfinite(x).all() and x.abs().max() <= 8
     sizes = {part: len(ids) for part, ids in prepared.parts.items()}

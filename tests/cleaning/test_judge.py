@@ -278,7 +278,7 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
     for model in (None, GaussianNB()):
         verdict = reach_verdict(x, y, removed=np.flatnonzero(y == 2), seeds=3, model=model)
         assert "no training instance of '2' is left" in verdict.advice
-        assert "the 20 test instances of it count as wrong" in verdict.advice
+        assert "all 20 test instances of this class are misclassified" in verdict.advice
         assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
     relabeled = {int(id): "0" for id in np.flatnonzero(y)}
     with pytest.raises(InvalidInput, match=r"only one class .* GaussianNB cannot be trained"):

@@ -61,7 +61,7 @@ def test_classes_that_overlap_are_not_taken_for_errors():
         ([0, 1], [[0.5, 0.9], [1, 0]], "sum to 1; row 0"),
         ([0, 1], [[0.5, np.nan], [1, 0]], "sum to 1; row 0"),
         ([0, 1], [0.5, 0.5], r"\[N, classes\]"),
-        (["a", "b"], [[0.5, 0.2, 0.3]] * 2, "2 different names"),
+        (["a", "b"], [[0.5, 0.2, 0.3]] * 2, "2 distinct names"),
         ([0, 1], "probabilities", r"\[N, classes\]"),
     ],
 )

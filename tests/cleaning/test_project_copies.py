@@ -53,10 +53,10 @@ def test_a_project_keeps_its_copies(project):
 
 def test_one_sentence_says_what_was_found_and_what_to_do(project):
     assert find_sentence(project) == (
-        "2 of 171 test instances are also in the training set, as exact or near copies, which "
-        "makes the verdict too optimistic. 2 training instances are exact or near copies of "
+        "2 of 171 test instances are also in the training set, as exact or near duplicates, which "
+        "makes the verdict too optimistic. 2 training instances are exact or near duplicates of "
         "other training instances, in 1 group; the labels differ there, so at least one of them is "
-        "wrong. dross review lists them under Copies: remove the duplicates there."
+        "wrong. dross review lists them under Duplicates: remove the duplicates there."
     )
 
 

@@ -150,7 +150,7 @@ def test_a_new_label_is_quoted_where_it_has_to_be(tmp_path):
     text = 'y,x\na,1\n"b",2\n'
     edits = RowEdits(relabeled={2: "c, d", 3: 'say "b"'})
     assert copied(tmp_path / "t.csv", text, edits) == 'y,x\n"c, d",1\n"say ""b""",2\n'
-    with pytest.raises(InvalidInput, match="'đ' of a new label does not exist in the encoding"):
+    with pytest.raises(InvalidInput, match="'đ' in a new label cannot be represented"):
         raw = "y,x\né,1\n".encode("cp1252")
         relabeled = RowEdits(relabeled={2: "đ"})
         copy_table(raw, tmp_path / "t.csv", ".csv", "y", relabeled, Reading())

@@ -108,14 +108,14 @@ def test_columns_of_one_name(tmp_path):
 
 def test_what_counts_as_missing_can_be_said(tmp_path):
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("NA", "None", "-", "x"))
-    with pytest.raises(InvalidInput, match="There are 30 instances"):
+    with pytest.raises(InvalidInput, match="There are 30 labeled instances"):
         prepare(Request(path, "kind"))
     prepared = prepare(Request(path, "kind", na=["x"]))
     assert prepared.source.classes == ["-", "NA", "None"] and len(prepared.source) == 90
-    assert "In 'kind', 'x' (30) counts as missing" in " ".join(prepared.notes)
+    assert "In 'kind', 'x' (30) is treated as missing" in " ".join(prepared.notes)
     frame, notes = tables.read_frame(tmp_path / "t.csv", reading=formats.Reading(), needed=["kind"])
     assert frame["kind"].notna().sum() == 30 and "`na`" in notes[-1]
-    assert "'NA' (30), 'None' (30), '-' (30) count as missing" in notes[-1]
+    assert "'NA' (30), 'None' (30), '-' (30) are treated as missing" in notes[-1]
 
 
 def test_a_separator_can_be_said(tmp_path):

@@ -63,7 +63,7 @@ def test_clean_keeps_its_project(tmp_path):
     assert code == 1 and dross.Project.open(tmp_path / "run").table.shape[0] == 80
     # it is finished, and says so again
     code, _, said = run_shell(f"quick {CLEAN} > /dev/full", tmp_path)
-    assert code == 1 and "No space left on device. The work is done." in said
+    assert code == 1 and "No space left on device. The command itself" in said
     code, out, _ = run_shell(f"quick {CLEAN} 2>&- <&- | head -1", tmp_path)
     assert code == 0 and out.count("\n") == 1
 

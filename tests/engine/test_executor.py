@@ -165,7 +165,7 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = run.influence(query).values
-    assert any("instances of a batch at once" in str(warning.message) for warning in said)
+    assert any("instances of a batch at a time" in str(warning.message) for warning in said)
     assert np.nanmax(np.abs(whole)) > 1e-8
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
     assert {name for name, _ in run.recording.executor.splitter.max_rows} == {kind.split("_")[0]}

@@ -76,7 +76,7 @@ def test_a_check_costs_a_few_trainings_or_a_few_seconds():
     said = describe_cost(one_by_one, 6, "without one instance")
     assert (
         said
-        == "Retraining 6 times without one instance: about 12 minutes, 7.0 times as long as one training."
+        == "Retraining 6 times without one instance: about 12 minutes, 7.0 times as long as one training run."
     )
 
 
@@ -92,7 +92,7 @@ def test_the_time_is_measured_and_said_beforehand(record, monkeypatch, capsys):
     assert len(check.instances) == 12
     said = capsys.readouterr().err
     assert said.startswith("Retraining 12 times without one instance: about ")
-    assert "times as long as one training" in said.splitlines()[0]
+    assert "times as long as one training run" in said.splitlines()[0]
     cost = CounterfactualRuns(run.recording, choose_steps(run.recording.tape), "loss").measure()
     assert cost.each > 0 and 0 < cost.training < 5
 

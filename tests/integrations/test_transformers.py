@@ -133,7 +133,7 @@ def test_padded_texts_are_cut_where_a_pass_does_not_fit(tmp_path, per_token, mon
         return pull(self, theta, buffers, batch, *rest)
 
     monkeypatch.setattr(Objective, "vjp_reverse", limited)
-    with pytest.warns(dross.DrossWarning, match="instances of a batch at once"):
+    with pytest.warns(dross.DrossWarning, match="instances of a batch at a time"):
         warnings.filterwarnings("ignore", message="Out of memory: continuing with . of the queries")
         found = (run.run if per_token else run).influence(query)
     np.testing.assert_allclose(found.values, few.values, rtol=1e-9, atol=1e-14)

@@ -238,9 +238,9 @@ def test_a_step_needs_gradients(tmp_path, around, first):
             losses.mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    with pytest.raises(InvalidInput, match="Gradients are switched off here"), around():
+    with pytest.raises(InvalidInput, match="Gradient computation is disabled here"), around():
         recorder.step([0, 1], X[:2], Y[:2]).__enter__()
-    with pytest.raises(InvalidInput, match="Gradients are switched off here"), around():
+    with pytest.raises(InvalidInput, match="Gradient computation is disabled here"), around():
         recorder.observe([0, 1], X[:2], Y[:2]).__enter__()
 
 

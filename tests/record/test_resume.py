@@ -119,7 +119,7 @@ OTHER_OPTIMIZERS = {
     ),
     "of fewer parameters": (
         lambda model, other: [*model.parameters()][1:],
-        "different parameter groups",
+        "parameter groups differ from those on the tape",
     ),
     "of other groups": (
         lambda model, other: [{"params": [parameter]} for parameter in model.parameters()],
@@ -305,7 +305,7 @@ def test_a_schedule_that_starts_again_is_named(tmp_path, again, suspicious):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         _steps(tmp_path / "t", 2, resume=True, **again)
-    told = [str(one.message) for one in said if "the first after the resume" in str(one.message)]
+    told = [str(one.message) for one in said if "the first after resuming" in str(one.message)]
     assert len(told) == len(suspicious)
     for message, part in zip(told, suspicious, strict=True):
         assert message.startswith("Step 3, ") and part in message

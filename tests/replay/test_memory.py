@@ -27,7 +27,7 @@ def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
         return replay(self, steps, *rest)
 
     monkeypatch.setattr(SegmentReplay, "replay_steps", limited)
-    with pytest.warns(dross.DrossWarning, match="states at once"):
+    with pytest.warns(dross.DrossWarning, match="states at a time"):
         found = run.influence(query).values
     np.testing.assert_array_equal(found, whole)
 

@@ -73,7 +73,7 @@ def test_what_is_not_there_is_refused_and_changes_nothing(asking):
             answer = decide(client, changes)
             assert answer.status_code == 400 and answer.json()["error"]
         missing = decide(client, ["keep", None, [72]]).json()["error"]
-        assert missing == "There is no instance 72; there are 72."  # of both parts
+        assert missing == "There is no instance 72: ids run from 0 to 71."  # of both parts
         preview = client.post("/api/preview", json={"changes": [["remove", None, [60, 61]]]})
         assert preview.json() == {"count": 2, "changed": 0, "warnings": []}
         assert client.get("/api/why", params={"id": 72}).status_code == 400

@@ -88,7 +88,7 @@ def test_the_label_stands_against_the_prediction():
     assert describe()[2] == (
         "Its label is cat; models that were not trained on it predict dog (93\u00a0%) and assign its label "
         "a probability of 2\u00a0%. The label is wrong with probability 95\u00a0%, "
-        "unless the classes overlap there."
+        "unless the classes overlap."
     )
     assert "not trained on it agree (93" in describe(prediction="cat")[2]
     value = describe(task="regression", label="3", prediction="5.1")[2]

@@ -78,7 +78,7 @@ class ChatOptions:
     batch_size: int = 8
 
     def __post_init__(self):
-        why = "each adds passes over all examples"
+        why = "each one adds passes over all examples"
         check_count(self.repeats, "`repeats`", at_most=_MAX_RUNS, because=why)
         check_count(self.epochs, "`epochs`", at_most=_MAX_EPOCHS, because=why)
         check_count(

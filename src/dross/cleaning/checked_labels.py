@@ -107,8 +107,8 @@ class CheckedLabels:
         actions = [action for action, _ in self.decided.values()]
         noun = "label" if len(actions) == 1 else "labels"
         return (
-            f"Using {len(actions):,} checked {noun}: {actions.count('keep'):,} right, "
-            f"{actions.count('relabel'):,} corrected, {actions.count('remove'):,} wrong."
+            f"Using {len(actions):,} checked {noun}: {actions.count('keep'):,} kept as correct, "
+            f"{actions.count('relabel'):,} relabeled, {actions.count('remove'):,} marked as wrong."
         )
 
     def restore_ids(self, why: dict[int, Reasons], count: int) -> dict[int, Reasons]:

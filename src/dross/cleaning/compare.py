@@ -318,9 +318,9 @@ def read_change(request: Request) -> tuple[PreparedData, Change, Source]:
         pairs, edited = _match_keys(request, before, after)
     if not pairs:
         raise InvalidInput(
-            f"No row of {request.after} is a row of {request.data}. Check that they are two "
-            "versions of the same data; if every row was edited, pass the column that identifies "
-            "a row as `key`."
+            f"{request.after} and {request.data} have no rows in common. Check that they are two "
+            "versions of the same data; if every row was edited, use `key` to pass the column "
+            "that identifies a row."
         )
     count = len(before)
     matched = np.array([one for one, _ in pairs])
@@ -474,8 +474,8 @@ def judge_change(
         measured = choose_measured(len(rows), change)
         if not measured.any():
             raise InvalidInput(
-                "Every row was edited, so there is none to evaluate models on. Pass a test set "
-                "with `test`."
+                "Every row was edited, so no unchanged rows are left to evaluate models on. Pass a "
+                "test set with `test`."
             )
         pieces = divide_into_folds(rows, seeds, assignments, measured)
     else:

@@ -189,7 +189,7 @@ class Decisions:
         """
         if part not in (TRAIN, VALIDATION):
             raise InvalidInput(
-                f"Decisions apply to instances of the set 'train' or 'validation', not {part!r}."
+                f"Decisions apply to instances in the 'train' or 'validation' set, not {part!r}."
             )
         checked = _check_decisions(changes)
         event = self._append(lambda state: ("decide", None, part, checked), who, why, once)

@@ -130,7 +130,7 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
         if typed.dtypes.tolist() == kinds and table["id"].between(0, limits - 1).all():
             return Copies(table, joined.drop(columns=names))
     raise CorruptFile(
-        f"{path} is not a table of copies that dross wrote. Run dross clean again; your "
+        f"{path} is not a table of duplicates written by dross. Run dross clean again; your "
         "decisions are kept."
     )
 
@@ -597,7 +597,7 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
         are = "is" if sum(leaked.values()) == 1 else "are"
         result = "the verdict" if "test" in leaked else "results measured on them"
         sentences.append(
-            f"{which} instances {are} also in the training set, as exact or near copies, which "
+            f"{which} instances {are} also in the training set, as exact or near duplicates, which "
             f"makes {result} too optimistic."
         )
     if counts.train:
@@ -606,7 +606,7 @@ def describe_copies(counts: CopyCounts, sizes: Mapping[str, int]) -> str:
             where = f"in {counts.conflicting:,} of them" if counts.groups > 1 else "there"
             conflict = f"; the labels differ {where}, so at least one of them is wrong"
         sentences.append(
-            f"{counts.train:,} training instances are exact or near copies of other training "
+            f"{counts.train:,} training instances are exact or near duplicates of other training "
             f"instances, in {say_count(counts.groups, 'group')}{conflict}."
         )
     if sentences:

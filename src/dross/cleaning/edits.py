@@ -112,8 +112,8 @@ def _from_decisions(project: Project) -> ChosenEdits:
     kept = tuple(id for id, (action, _) in decisions.items() if action == KEEP)
     if len(removed) > count - MIN_INSTANCES // 2:
         raise InvalidInput(
-            f"{len(removed)} of {count} training instances are removed: too few are left "
-            "to train on. Undo some of these decisions."
+            f"These decisions would remove {len(removed)} of {count} training instances, leaving "
+            "too few to train on. Undo some of them."
         )
     return ChosenEdits(np.array(removed, dtype=np.int64), relabeled, BY_DECISIONS, kept=kept)
 

@@ -209,7 +209,7 @@ def _name_plans(job: Job, unnamed: Recommendation, checked: CheckedLabels) -> Re
         removed=np.array(sorted(wrong), dtype=np.int64),
         relabeled=dict(corrected),
         name=CHECKED_ONLY,
-        what=f"{describe_actions(len(wrong), len(corrected))}, as checked by you",
+        what=f"{describe_actions(len(wrong), len(corrected))}, based on the labels you checked",
         figures={},
     )
     return Recommendation([*plans, only_checked], CHECKED_ONLY, unnamed.state, unnamed.reason)
@@ -241,7 +241,7 @@ def _score(
     job: Job, recipe: Recipe, parts: list[RunPart], scale: float
 ) -> tuple[Recipe, list[Run], InstanceScores]:
     """Train and score; where that diverges, once more at a lower rate."""
-    job.say(f"Recording and retracing {say_count(len(parts), 'training run')} ...")
+    job.say(f"Recording {say_count(len(parts), 'training run')} and computing scores ...")
 
     def score_with(recipe: Recipe) -> tuple[Recipe, list[Run], InstanceScores]:
         runs, scored = score(
@@ -264,7 +264,8 @@ def _score(
         return score_with(lower_rate(job, recipe))
     except Diverged as error:
         raise Diverged(
-            f"Training or retracing diverged even at a third of the learning rate. {error}",
+            "Training or computing the scores diverged even at a third of the learning rate. "
+            f"{error}",
             error.step,
         ) from None
 
@@ -282,9 +283,9 @@ def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> Retrai
     )
     found = check.verification
     job.say(
-        f"Checked {len(found.instances)} scores by retraining without each instance: Kendall's tau "
-        f"between estimated and true changes is {found.tau:.2f} for the {found.drawn.sum()} that "
-        "were drawn at random."
+        f"Checked {len(found.instances)} scores by retraining without each instance. For the "
+        f"{found.drawn.sum()} instances drawn at random, Kendall's tau between the estimated and "
+        f"actual changes is {found.tau:.2f}."
     )
     return check
 

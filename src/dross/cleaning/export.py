@@ -246,8 +246,8 @@ def cleaned_data(project: Project, remove: int | None, relabel: int | None) -> A
     source = find_place(request.data)
     if request.is_code or is_folder(source):
         raise InvalidInput(
-            "The data is images in a folder or came from a Python function, so there is no table "
-            "to return. dross.export writes a cleaned folder of images; scores.csv lists the "
+            "The data is a folder of images or was returned by a Python function, so there is no "
+            "table to return. dross.export writes a cleaned folder of images; scores.csv lists the "
             "position of each instance."
         )
     edits = choose_edits(project, remove, relabel, decisions=False)

@@ -186,10 +186,10 @@ def check_unpacked(size: int, packed: int, place: Place) -> None:
     if size <= most:
         return
     raise InvalidInput(
-        f"{place} is compressed and its content is larger than {say_bytes(most)}, the most that "
-        f"dross reads from a file of {say_bytes(packed)} with the memory that is free here. Check "
-        "that the file is what you expect. If it is, unpack it, and pass fewer rows or use a "
-        "machine with more memory."
+        f"{place} is compressed, and its content is larger than {say_bytes(most)}, the limit for "
+        f"a file of {say_bytes(packed)} with the memory currently available. Check that the file "
+        "is what you expect. If it is, unpack it, and pass fewer rows or use a machine with more "
+        "memory."
     )
 
 

@@ -149,7 +149,7 @@ def name_alternative(info: ProjectInfo) -> str:
     """What else explains labels that look wrong; "" if correcting them improves models."""
     if info.recommendation.state in ("recommended", "nothing wrong"):
         return ""
-    return "the classes overlap there" if info.classes else "the rows are hard to predict"
+    return "the classes overlap" if info.classes else "the rows are hard to predict"
 
 
 def describe_doubted(info: ProjectInfo) -> Doubted | None:
@@ -175,7 +175,7 @@ def describe_doubted(info: ProjectInfo) -> Doubted | None:
             "the data does not show which.",
         )
     return Doubted(
-        f"{labels.capitalize()} that models contradict",
+        f"{labels.capitalize()} that models disagree with",
         count,
         f"Either they are wrong or {otherwise}: the data alone does not show which.",
     )
@@ -243,8 +243,8 @@ def describe_harmful(info: ProjectInfo, instances: Frame) -> str:
     share = harmful.sum() / learned.sum()
     expected = float((share ** learned[learned > 0]).sum())
     return (
-        f"{raised} in every run that trained on them; about {round(expected):,} would if the runs "
-        "had nothing in common."
+        f"{raised} in every run that trained on them; about {round(expected):,} would be expected "
+        "to do so if the runs were independent."
     )
 
 

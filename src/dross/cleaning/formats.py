@@ -163,8 +163,8 @@ class _TextFormat(TableFormat):
         if short:
             notes.append(
                 f"{say_count(len(short), 'row has', 'rows have')} fewer cells than there are "
-                f"column names (the first is on line {short[0]}); the absent cells count as "
-                "missing."
+                f"column names (the first is on line {short[0]}); the remaining cells are treated "
+                "as missing values."
             )
         return frame, notes
 
@@ -224,8 +224,8 @@ def _encode(text: str, encoding: Encoding) -> bytes:
     except UnicodeEncodeError as error:
         letter = error.object[error.start]
         raise InvalidInput(
-            f"The character {letter!r} of a new label does not exist in the encoding of the input. "
-            "Save the input as CSV (UTF-8)."
+            f"The character {letter!r} in a new label cannot be represented in the encoding of the "
+            "input. Save the input as CSV (UTF-8)."
         ) from None
 
 
@@ -590,8 +590,8 @@ def _write_sheet(frame: Frame, sheet: str) -> bytes:
 def _check_cell(value: Any) -> None:
     """Refuse what a cell of a sheet cannot contain."""
     if isinstance(value, str):
-        wrong = "a text of more than 32,767 characters" if len(value) > _MAX_LETTERS else ""
-        wrong = wrong or ("a text with control characters" if _CONTROL.search(value) else "")
+        wrong = "text of more than 32,767 characters" if len(value) > _MAX_LETTERS else ""
+        wrong = wrong or ("text with control characters" if _CONTROL.search(value) else "")
     elif isinstance(value, (int, float)):
         wrong = "" if abs(value) <= _MAX_WHOLE or isinstance(value, float) else f"{value} exactly"
         wrong = wrong if math.isfinite(value) else "infinite numbers"
@@ -780,7 +780,7 @@ def _relabel(shown: Series, values: list[Any], new: Mapping[int, str]) -> dict[i
             number = read_number(label)
             if number is None or (isinstance(old, int) and not number.is_integer()):
                 raise InvalidInput(
-                    f"'{label}' is not a valid label here: the existing labels are like '{old}'."
+                    f"'{label}' is not a valid label here: existing labels look like '{old}'."
                 )
             changed[place] = label if isinstance(old, str) else type(old)(number)
     return changed

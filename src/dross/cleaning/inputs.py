@@ -155,8 +155,8 @@ def read_sources(request: Request) -> dict[str, Source]:
         train.notes.extend(warn_of_shared_groups(sources, request.group))
     elif train.modality is TABLE and (name := suggest_groups(train.content)):
         train.notes.append(
-            f"'{name}' occurs in several rows each. If new data will have new values of it, pass "
-            f"`group={name!r}`: rows with the same value are then held out together."
+            f"Values of '{name}' occur in several rows each. If new data will contain new values in "
+            f"this column, pass `group={name!r}`: rows with the same value are then held out together."
         )
     return {part: sources[part] for part in PARTS if part in sources}
 
@@ -188,7 +188,7 @@ def encode_sources(request: Request, sources: dict[str, Source]) -> PreparedData
         encoder = TableEncoder(train.content, columns)
         if encoder.skewed:
             skewed = list_names(encoder.skewed)
-            notes.append(f"Highly skewed columns are put on a logarithmic scale: {skewed}.")
+            notes.append(f"Highly skewed columns are log-transformed: {skewed}.")
     encoded = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
     x = {part: encoded.get(part, encoded["train"][:0]) for part in PARTS}
     return assemble(whole, parts, x, encoder=encoder, columns=columns, notes=notes, root=root)

@@ -161,7 +161,8 @@ def judge(
     uses_workers(n_jobs)  # raises if there cannot be that many
     if has_chats and estimator is not None:
         raise InvalidInput(
-            "Chats are judged with the fine-tuned model itself: leave out `estimator`."
+            "Changes to chats are evaluated with the fine-tuned model itself: leave out "
+            "`estimator`."
         )
     with (
         show_progress(project.folder) as tell,  # fails now, not after an hour of training

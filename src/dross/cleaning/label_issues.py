@@ -71,7 +71,7 @@ def _read_probabilities(pred_probs: Any) -> np.ndarray:
     if not np.isfinite(sums).all() or (probabilities < 0).any() or (abs(sums - 1) > _SLACK).any():
         place = int(np.argmax(~(np.isfinite(sums) & (abs(sums - 1) <= _SLACK))))
         raise InvalidInput(
-            f"Each row of pred_probs must be probabilities that sum to 1; row {place} is "
+            f"Each row of pred_probs must contain probabilities that sum to 1; row {place} is "
             f"{probabilities[place].round(4).tolist()[:6]}."
         )
     return probabilities
@@ -89,14 +89,14 @@ def _read_labels(labels: Any, count: int, classes: int) -> tuple[np.ndarray, np.
         y = given.astype(np.int64)
         if y.min() < 0 or y.max() >= classes:
             raise InvalidInput(
-                f"labels must be integers from 0 to {classes - 1}, the columns of pred_probs, not "
-                f"{y.min()} to {y.max()}."
+                f"labels must be integers from 0 to {classes - 1}, the column indices of pred_probs, "
+                f"not {y.min()} to {y.max()}."
             )
         return y, np.arange(classes)
     names, y = np.unique(given.astype(str), return_inverse=True)
     if len(names) != classes:
         raise InvalidInput(
-            f"labels has {len(names)} different names, but pred_probs has {classes} columns. Pass "
-            "labels as integers, the numbers of the columns."
+            f"labels has {len(names)} distinct names, but pred_probs has {classes} columns. Pass "
+            "labels as integers: the column indices of pred_probs."
         )
     return y.astype(np.int64), names

@@ -10,7 +10,7 @@ NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wro
 ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
 # why the figures of a verdict are not those of the plan comparison
 OF_THIS_MODEL = (
-    "dross clean compared the plans with models of two kinds, so its figures differ from these."
+    "dross clean used two kinds of models to compare the plans, so its figures differ from these."
 )
 _DIGITS = 3  # of a measure that is not a share
 _SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word

@@ -105,8 +105,8 @@ class Source:
         """Refuse a source from which nothing can be predicted, with the reason."""
         if len(self) < MIN_INSTANCES:
             raise InvalidInput(
-                f"There are {len(self)} instances with a label. dross needs at least "
-                f"{MIN_INSTANCES}; a useful verdict needs a few hundred."
+                f"There are {len(self)} labeled instances. dross needs at least {MIN_INSTANCES}; "
+                "useful results require a few hundred."
             )
         self.task.check(self.labels, self.names, self.label)
 

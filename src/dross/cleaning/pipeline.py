@@ -113,7 +113,7 @@ def clean(
             learn the past and are judged on the future.
         separator: between the cells of a CSV file: one character, or `tab`. By default it is
             guessed.
-        na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
+        na: cells treated as missing, in addition to empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
         sheet: the sheet of an Excel workbook. By default the first.
         features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
@@ -324,7 +324,7 @@ def _run_stages(job: Job, checked: CheckedLabels, stages: Overall) -> Project:
 
 def _describe_data(prepared: PreparedData, say: Say) -> None:
     source = prepared.source
-    what = f"predicting the number '{source.label}'"
+    what = f"predicting the numeric column '{source.label}'"
     if source.classes:
         what = f"predicting '{source.label}' ({len(source.classes)} classes)"
     sizes = {part: len(ids) for part, ids in prepared.parts.items()}

@@ -469,9 +469,9 @@ def recommend(
     promising = any(plan.figures[aware_score].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks = draw_checks(rows, noise, list(edits.values()), seed)
-        either = "the classes overlap there" if rows.classes else "the rows are hard to predict"
+        either = "the classes overlap" if rows.classes else "the rows are hard to predict"
         reason = (
-            f"Models contradict {likely:,} of {len(rows):,} labels. Either they are wrong or "
+            f"Models disagree with {likely:,} of {len(rows):,} labels. Either they are wrong or "
             f"{either}: check {len(checks)} labels to find out."
         )
         return Recommendation(plans, None, "undecided", reason, checks)

@@ -455,7 +455,9 @@ def reopen_inputs(
     if needs_model and info.options.make is not None:
         function = import_function(info.options.make)
         if source_digest(info.options.make) != info.model_source:
-            raise InputChanged(f"The module of {info.options.make} has changed. {_RESTORE}")
+            raise InputChanged(
+                f"The module that defines {info.options.make} has changed. {_RESTORE}"
+            )
     return prepared, Recipe(**vars(info.training.recipe), make=function)
 
 

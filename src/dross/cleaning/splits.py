@@ -33,7 +33,7 @@ def check_groups(groups: np.ndarray, name: str) -> None:
     if count < _FEWEST_GROUPS:
         raise InvalidInput(
             f"'{name}' has only {say_count(count, 'group')}, and dross holds out some of them at a "
-            f"time. It needs at least {_FEWEST_GROUPS}; leave out `group`."
+            f"time. At least {_FEWEST_GROUPS} groups are needed; leave out `group`."
         )
 
 
@@ -78,7 +78,7 @@ def read_times(column: Series, name: str) -> np.ndarray:
         example = f", such as '{unread.iloc[0]}'" if len(unread) else ""
         raise InvalidInput(
             f"{lacking:.0%} of the cells in '{name}' are neither dates nor numbers{example}. Pass "
-            "the column that says when a row was made as `time`."
+            "the column that contains each row's date or time as `time`."
         )
     return times
 
@@ -109,13 +109,14 @@ def split_newest(source: Source, name: str) -> dict[str, Source]:
     kept = newest & ~np.isin(source.labels, unknown) if unknown else newest
     notes = [
         f"The newest {count:,} of {len(source):,} rows by '{name}' are the test set: models are "
-        "trained on the past and judged on the future. Their labels are not examined."
+        "trained on older rows and evaluated on newer ones. The labels of the test set are not "
+        "examined."
     ]
     if unknown:
-        left_out = ("newest row has a class", "newest rows have classes")
-        notes.append(
-            f"{say_count(int((newest & ~kept).sum()), *left_out)} that no older row has: left out."
-        )
+        unseen = int((newest & ~kept).sum())
+        rows = say_count(unseen, "newest row has a class", "newest rows have classes")
+        verb = "is" if unseen == 1 else "are"
+        notes.append(f"{rows} that no older row has, and {verb} left out.")
     train = source.take(np.flatnonzero(~newest))
     return {
         "train": replace(train, notes=[*source.notes, *notes]),
@@ -133,9 +134,8 @@ def warn_of_shared_groups(sources: dict[str, Source], name: str) -> list[str]:
         shared = int(np.isin(source.groups, list(known)).sum())
         if shared:
             notes.append(
-                f"{shared:,} of {len(source):,} {part} rows have a value of '{name}' that training "
-                "rows have, too: the models know these groups, and predict them better than new "
-                "ones."
+                f"{shared:,} of {len(source):,} {part} rows share a value of '{name}' with training "
+                "rows: the models have seen these groups, and predict them better than new ones."
             )
     return notes
 

@@ -82,15 +82,17 @@ def read_frame(path: Place, *, reading: Reading, needed: list[str]) -> tuple[Fra
     if renamed:
         more = " ..." if len(renamed) > 3 else ""
         notes.append(
-            "Columns without a name, or with the name of another column, were renamed: "
+            "Columns with no name or a duplicate name were renamed: "
             f"{', '.join(renamed[:3])}{more}."
         )
     for name in needed:
         counts = Counter(cell for cell in as_text(frame[name]) if cell and cell in missing)
         if counts:
             shown = ", ".join(f"'{cell}' ({count:,})" for cell, count in counts.most_common(3))
-            verb = "counts" if len(counts) == 1 else "count"
-            notes.append(f"In '{name}', {shown} {verb} as missing; pass `na` to change this.")
+            verb = "is" if len(counts) == 1 else "are"
+            notes.append(
+                f"In '{name}', {shown} {verb} treated as missing; pass `na` to change this."
+            )
     columns = {name: _mark_missing(frame[name], missing) for name in names}
     return pandas.DataFrame(columns, index=frame.index), notes
 
@@ -205,7 +207,7 @@ def _infer_column(name: str, column: Series) -> Column:
     if numeric == 1.0 and (code := _recognize_code(name, cells, numbers, distinct)):
         return code
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
-        why = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
+        why = f"{1 - numeric:.1%} of its cells are not numbers and are treated as missing"
         return Column(name, "number", "" if numeric == 1.0 else why)
     is_styled = _are_styled_numbers(cells)
     is_identifier = _IDENTIFIER.fullmatch(_last_word(name)) is not None
@@ -222,7 +224,7 @@ def _infer_column(name: str, column: Series) -> Column:
         why = f"its numbers are written as {example}; write digits and a decimal point only"
         return Column(name, "ignore", why)
     what = "" if is_prose(column) else ", like names or identifiers"
-    return Column(name, "ignore", f"{distinct:,} different texts{what}")
+    return Column(name, "ignore", f"{distinct:,} distinct text values{what}")
 
 
 def _recognize_code(name: str, cells: Series, numbers: Series, distinct: int) -> Column | None:
@@ -317,7 +319,7 @@ def describe_columns(columns: list[Column]) -> list[str]:
             lines.append(f"{words}: {list_names(names)}.")
     ignored = [column for column in columns if column.kind in _UNUSED]
     for column in ignored[:_LISTED]:
-        is_text = column.kind == "ignore" and column.why.endswith("different texts")
+        is_text = column.kind == "ignore" and column.why.endswith("distinct text values")
         hint = f" To learn from them alone: `text={column.name!r}`." if is_text else ""
         lines.append(f"'{column.name}' is ignored: {column.why}.{hint}")
     if len(ignored) > _LISTED:
@@ -449,7 +451,7 @@ def _explain_nothing_left(content: Frame, columns: list[Column]) -> str:
     varying = [column.name for column in columns if content[column.name].nunique() > 1]
     texts = [column.name for column in columns if is_prose(content[column.name])]
     if texts:
-        advice = f"'{texts[0]}' contains texts: to learn from them, pass `text={texts[0]!r}`."
+        advice = f"'{texts[0]}' contains text: to learn from it, pass `text={texts[0]!r}`."
     elif not varying:
         advice = "Add columns with values that differ."
     else:
@@ -551,7 +553,7 @@ def _describe_alike(labels: np.ndarray) -> list[str]:
     pairs = [" and ".join(names) for names in alike.values() if len(names) > 1]
     if not pairs:
         return []
-    return [f"Classes whose names differ only in upper and lower case: {', '.join(pairs[:3])}."]
+    return [f"Classes whose names differ only in capitalization: {', '.join(pairs[:3])}."]
 
 
 def _find_several_labels(column: Series) -> str | None:
@@ -582,18 +584,18 @@ def _check_labels(column: Series, name: str, task: str) -> None:
         example = as_text(column)[as_text(column).str.contains(mark, regex=False)].iloc[0]
         raise InvalidInput(
             f"'{name}' has several labels in one cell, such as '{example}', and dross learns one "
-            "label per row. Make a column of yes and no for each of them, and clean the table once "
-            "per column. If each such cell is one class, pass `task='classification'`."
+            "label per row. Create one yes/no column for each label, and clean the table once per "
+            "column. If each such cell is one class, pass `task='classification'`."
         )
     elif count > _MAX_CATEGORIES and is_prose(column):
         raise InvalidInput(
-            f"'{name}' has {count:,} different texts, too many for classes. Pass the column "
+            f"'{name}' has {count:,} distinct text values, too many to be classes. Pass the column "
             f"that contains the classes as `label`; to learn from '{name}', pass `text={name!r}`."
         )
     elif count > _MAX_CLASSES and _are_dates(column.head(_DATES_TRIED)) and _are_dates(column):
         raise InvalidInput(
-            f"'{name}' has {count:,} different dates, too many for classes. Pass another column as "
-            "`label`."
+            f"'{name}' has {count:,} distinct dates, too many to be classes. Pass another column "
+            "as `label`."
         )
 
 
@@ -612,7 +614,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
             )
         elif all_numbers:
             notes.append(
-                f"The {count} different numbers of '{name}' are treated as classes; pass "
+                f"The {count} distinct numbers in '{name}' are treated as classes; pass "
                 "`task='regression'` to change this."
             )
         _check_labels(column, name, task)

@@ -122,7 +122,7 @@ class _Classification(LabelTask):
             )
         if len(classes) > min(_MOST_CLASSES, max(20, len(labels) // 4)):
             raise InvalidInput(
-                f"'{column}' has {len(classes):,} different values for {len(labels):,} instances: "
+                f"'{column}' has {len(classes):,} distinct values for {len(labels):,} instances: "
                 "too many to be classes. Check that it is the right column. To predict a number, "
                 "pass `task='regression'`."
             )

@@ -493,7 +493,7 @@ def warn_of_sight(edits: ChosenEdits, *, is_change: bool = False) -> str:
         )
     who = "These decisions were" if edits.what == BY_DECISIONS else "This list was"
     return (
-        f"{who} made with knowledge of all labels, including those that the models are measured "
+        f"{who} made with knowledge of all labels, including those that the models are evaluated "
         "on, so the change may look better than it is. A separate test file gives a stronger "
         "verdict (`test`)."
     )
@@ -504,9 +504,9 @@ def warn_of_reuse(earlier: int) -> str:
     if earlier < _VERDICTS_BEFORE_WARNING:
         return ""
     return (
-        f"This is verdict number {earlier + 1} on the same test rows: if you base your choice on "
-        "these verdicts, the test rows no longer give a fair evaluation of it. Keep fresh test "
-        "data for the final verdict."
+        f"This is verdict number {earlier + 1} on the same test rows: if you choose between edits "
+        "based on these verdicts, the test rows no longer give an unbiased estimate for your "
+        "choice. Keep fresh test data for the final verdict."
     )
 
 
@@ -519,10 +519,11 @@ def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
         return ""
     count = int(np.isin(measured, list(gone)).sum())
     it = "it" if len(gone) == 1 else "them"
+    classes = "this class" if len(gone) == 1 else "these classes"
     if count:
-        tests = f"the {count:,} test instances of {it} count as wrong"
+        tests = f"all {count:,} test instances of {classes} are misclassified"
     else:
-        tests = f"the test set has no instances of {it}, so no figure here shows this"
+        tests = f"the test set has no instances of {classes}, so the figures do not show this loss"
     return (
         f"After these edits no training instance of {name_some(gone)} is left: no model can "
         f"predict {it}, and {tests}."

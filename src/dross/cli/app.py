@@ -65,7 +65,9 @@ def main() -> None:
     code = _run_command()
     failure = find_failure()
     if failure is not None and not code:
-        _print_error(f"The output cannot be printed: {failure.strerror}. The work is done.")
+        _print_error(
+            f"The output cannot be printed: {failure.strerror}. The command itself has completed."
+        )
         code = 1
     sys.exit(code)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from .._checks import check_folder
+from .._text import say_count
 from ..errors import InvalidInput
 from . import options as option
 from .app import app, command
@@ -237,7 +238,7 @@ def clean_chats(
     seed: option.Seed = 0,
     device: option.Device = None,
     force: Annotated[
-        bool, Option("--force", help="Start even if it is expected to take more than an hour.")
+        bool, Option("--force", help="Start a run that is expected to take more than an hour.")
     ] = False,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
@@ -290,8 +291,8 @@ def review(
         str,
         Option(
             metavar="ADDRESS",
-            help="The address to serve on. Any other than 127.0.0.1 gives access to anyone who has "
-            "the link.",
+            help="The address to serve on. Any address other than 127.0.0.1 gives access to anyone "
+            "who has the link.",
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, Option(help="Open the browser.")] = True,
@@ -339,10 +340,9 @@ def judge(
 
     For every seed, three models start from the same weights: one is trained on the data as given,
     one with the changes, and one with the same number of random changes. They are evaluated on the
-    test set if there is one, and otherwise on every part of the data in turn. The verdict is
-    improved, worse, or inconclusive. By default, dross judges the decisions made on the review
-    page, or else the recommended plan. Data and models from module:function are run only if
-    --trust-code names them.
+    test set if there is one, and otherwise by cross-validation. The verdict is improved, worse, or
+    inconclusive. By default, dross judges the decisions made on the review page, or else the
+    recommended plan. Data and models from module:function are run only if --trust-code names them.
 
     The models are those of dross clean. With --estimator, they are your own: any scikit-learn
     estimator, or a function that returns one. It is trained on the same features, with the same
@@ -403,8 +403,8 @@ def compare(
         str | None,
         Option(
             metavar="FILE",
-            help="A test set that the change has not used. Default: models are evaluated on every "
-            "part of BEFORE in turn.",
+            help="A test set that was not used to make the change. Default: models are evaluated by "
+            "cross-validation on BEFORE.",
         ),
     ] = None,
     key: Annotated[
@@ -438,19 +438,22 @@ def compare(
     device: option.Device = None,
     fail_if_worse: Annotated[
         bool,
-        Option("--fail-if-worse", help="Exit with code 3 if the verdict is worse: a check in CI."),
+        Option(
+            "--fail-if-worse", help="Exit with code 3 if the verdict is worse, as a check in CI."
+        ),
     ] = False,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
     quiet: option.Quiet = False,
     as_json: option.Json = False,
 ) -> None:
-    """Judge a change of a dataset, whoever made it: another tool, a vendor, a script, a colleague.
+    """Judge a change to a dataset, whoever made it: another tool, a vendor, a script, a colleague.
 
     For every seed, three models start from the same weights: one is trained on BEFORE, one on
     AFTER, and one on BEFORE with a random change of the same size. They are evaluated on the test
-    set if there is one, and otherwise on every part of BEFORE in turn, by models on which neither
-    this part nor its changes had an effect. The verdict is improved, worse, or inconclusive.
+    set if there is one, and otherwise by cross-validation on BEFORE: each row is evaluated by
+    models that neither the row nor its changes have influenced. The verdict is improved, worse, or
+    inconclusive.
 
     The folder of the results gets report.html, comparison.json, and summary.md for a comment on a
     pull request. Neither file is changed.
@@ -503,8 +506,8 @@ def export(
     to: Annotated[
         Path,
         Argument(
-            help="The cleaned copy: a table in the format that its name ends with, or a folder for "
-            "images."
+            help="The cleaned copy: a table in the format given by the file extension, or a folder "
+            "for images."
         ),
     ],
     remove: Annotated[
@@ -543,7 +546,8 @@ def export(
         f"{done.removed} removed, {done.relabeled} relabeled.\nDecisions: {done.decisions}"
     )
     if done.unexamined:
-        say(f"Copied unchanged, without a label or unreadable: {done.unexamined:,} more.")
+        more = say_count(done.unexamined, "more instance was", "more instances were")
+        say(f"{more} copied unchanged: unlabeled or unreadable.")
     if done.note:
         say(done.note)
 

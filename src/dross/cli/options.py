@@ -162,7 +162,7 @@ Model = Annotated[
     Option(
         metavar="MODEL",
         help="linear, mlp, cnn, or a module:function that builds a torch model. Default: the one "
-        "with the lower held-out loss.",
+        "with the lowest held-out loss.",
         rich_help_panel=_TRAINING,
     ),
 ]

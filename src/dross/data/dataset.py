@@ -574,9 +574,9 @@ def as_map_style(source: Any) -> Any:
     """
     if isinstance(source, IterableDataset):
         raise InvalidInput(
-            "An iterable dataset cannot be used: a retrace has to read each instance again by "
-            "its id. Pass a map-style dataset (with a length and an index), such as "
-            "list(data_set), whose ids are 0 to N-1."
+            "An iterable dataset cannot be used: replaying a run has to read each instance again "
+            "by its id. Pass a map-style dataset (with __len__ and __getitem__), such as "
+            "list(dataset), whose ids are 0 to N-1."
         )
     if isinstance(source, (tuple, list, DictPairs)) or not hasattr(source, "__len__"):
         return source

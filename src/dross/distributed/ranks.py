@@ -314,8 +314,9 @@ class RankReducer(Reducer):
             raise DrossError(
                 f"Rank {self.rank} of {self.size} has lost its connection to the others "
                 f"({reason}): one of them has died, or takes longer than the process group's "
-                "timeout. Its own message, if any, gives the reason. Start the job again: pass "
-                "resume=folder to continue a retrace, or resume=True to continue a recording."
+                "timeout. The error message of that rank, if any, gives the reason. Start the job "
+                "again: pass resume=folder to continue a retrace, or resume=True to continue a "
+                "recording."
             ) from error
 
 

@@ -58,12 +58,12 @@ def halve(
     try:
         results.append(train(models))
     except torch.OutOfMemoryError as error:
-        count = halve(error, len(models), what="models at once", free=free_graphs)
+        count = halve(error, len(models), what="models at a time", free=free_graphs)
 
     Arguments:
         error: of the work, caught.
         size: on how many things at once it worked, or a function that finds out.
-        what: the things, for the warning: "models at once".
+        what: the things, for the warning: "models at a time".
         free: frees memory whose contents can be made again.
         may_halve: False where the caller cannot continue with less.
         advice: a note for the error where a single thing does not fit.
@@ -161,7 +161,7 @@ class MemorySplitter:
                 fewer = halve(
                     error,
                     count,
-                    what="of the queries at once",
+                    what="of the queries at a time",
                     free=self.graphs.free_memory,
                     may_halve=not self.graphs.capturing,
                 )
@@ -202,7 +202,7 @@ class MemorySplitter:
         return halve(
             error,
             lambda: count_rows(self.objective, batch) if self._can_cut(theta, batch) else 1,
-            what=f"instances of a batch at once ({name})",
+            what=f"instances of a batch at a time ({name})",
             free=self.graphs.free_memory,
             # where there are graphs, `Graphs` frees them, and runs the pass again
             may_halve=not self.graphs.capturing and not self.graphs.has_graphs,

@@ -73,8 +73,8 @@ class ConjugateGradients:
             if not bool(((curvature > 0) | (size == 0)).all()):
                 raise Diverged(
                     "Conjugate gradients encountered a direction of negative curvature: the "
-                    "Hessian at this model is not positive definite. Use a larger damping, or the "
-                    "MomentumSGD solver."
+                    "Hessian at this model is not positive definite. Use a larger damping factor, or "
+                    "the MomentumSGD solver."
                 )
             rate = torch.where(curvature > 0, size / curvature, 0.0)
             v = v + rate * direction
@@ -176,8 +176,8 @@ class InfluenceFunction:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
             raise Diverged(
-                "The solver for H^-1 u diverged: use a smaller learning rate, a larger scale or "
-                "a larger damping."
+                "The solver for H^-1 u diverged: use a smaller learning rate, a larger scale, or a "
+                "larger damping factor."
             )
         residuals = (product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)
         residual = float(residuals.max())

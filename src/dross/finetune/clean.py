@@ -274,8 +274,8 @@ def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
         f"This takes about {say_duration(cost.seconds)} {where}. Runs that take more than an "
-        f"hour start only if you pass `force=True`. To take less than an hour, use one of these: "
-        f"{'; or '.join(ways)}."
+        f"hour start only if you pass `force=True`. To finish in less than an hour, use one of "
+        f"these options: {'; or '.join(ways)}."
     )
 
 

@@ -116,7 +116,7 @@ def open_examples(
     if len(data) < MIN_INSTANCES:
         raise InvalidInput(
             f"There are {len(data)} examples to train on. dross splits them into training, "
-            f"validation and test sets and needs at least {MIN_INSTANCES}; a useful verdict needs "
+            f"validation and test sets and needs at least {MIN_INSTANCES}; useful results require "
             "a few hundred."
         )
     copies, found = _find_copies([one.chat for one in examples], by_file, progress)

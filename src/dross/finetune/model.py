@@ -265,8 +265,9 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
             raise
         raise NotSupported(
             f"{name} cannot be differentiated twice ({first_line(error)}): its attention, or "
-            "another part, runs a kernel without a second derivative, which scores need. Use a "
-            "model whose attention can be 'sdpa' or 'eager'."
+            "another part, runs a kernel without a second derivative, but computing scores "
+            "requires one. Use a model whose attention implementation can be set to 'sdpa' or "
+            "'eager'."
         ) from None
     finally:
         model.zero_grad(set_to_none=True)

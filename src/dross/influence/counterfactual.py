@@ -350,7 +350,7 @@ class CounterfactualRuns:
                 states = self._side_by_side([_NOTHING, *chunk], advance)
             except torch.OutOfMemoryError as error:
                 free = self.recording.executor.free_memory
-                fewer = halve(error, count, what="models at once", free=free)
+                fewer = halve(error, count, what="models at a time", free=free)
                 count = _even_size(len(groups) - at, fewer)
                 continue
             yield states

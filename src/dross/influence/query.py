@@ -190,8 +190,8 @@ class Query:
             of = "instance" if len(bad) == 1 else "instances"
             where = f"It is inf or nan for {of} {names} of its data: check these."
         return Diverged(
-            f"The query {self.name} is not finite at the recorded model, though the model is. "
-            f"{where}"
+            f"The query {self.name} is not finite at the recorded model, although the model's "
+            f"parameters are. {where}"
         )
 
     def _no_derivative(self, objective: Objective, row: list[Tensor]) -> Diverged:
@@ -203,7 +203,7 @@ class Query:
             f"The query {self.name} has a finite value at the recorded model, but its derivative{to} "
             "is not finite. Its formula is not differentiable there (for example, sqrt is not "
             "differentiable at 0): add a small number to the argument of the root, or leave out "
-            "values that are exactly 0. The recorded run is finite."
+            "values that are exactly 0. The parameters of the recorded model are finite."
         )
 
 
@@ -219,7 +219,7 @@ def _check_value(name: str, value: Tensor) -> Tensor:
             f"The query {name} returned an empty vector: it must return at least one number."
         )
     if value.is_complex():
-        raise InvalidInput(f"The query {name} returned complex numbers: it must be real.")
+        raise InvalidInput(f"The query {name} returned complex numbers: its result must be real.")
     return value
 
 
@@ -244,8 +244,9 @@ def _check_state(objective: Objective, state: State) -> None:
     named = objective.layout.unflatten(state.theta) | state.buffers
     bad = [name for name, t in named.items() if not bool(torch.isfinite(t).all())]
     raise Diverged(
-        f"The recorded model is not finite: '{bad[0]}' has inf or nan, so the training diverged. "
-        "Record it again with a smaller learning rate, or query an earlier model: step=..."
+        f"The recorded model has non-finite parameters: '{bad[0]}' contains inf or nan, so the "
+        "training diverged. Record it again with a smaller learning rate, or query an earlier "
+        "model: step=..."
     )
 
 

@@ -138,8 +138,8 @@ def _warn_if_zero(recording: Recording, query: Query, by_epoch: np.ndarray, leng
             "The optimizer uses only their signs, as Rprop and Lion do, or the learning rate is 0"
         )
     warnings.warn(
-        f"All scores are 0, so they rank no instances: {cause}. Run.leave_one_out measures the "
-        "effect of removing instances.",
+        f"All scores are 0, so they cannot be used to rank instances: {cause}. Run.leave_one_out "
+        "measures the effect of removing instances.",
         DrossWarning,
         stacklevel=4,
     )
@@ -174,9 +174,9 @@ def _explain(recording: Recording, t: int, stop: int, hessian: bool) -> Diverged
             if cause is not None:
                 return Diverged(f"Step {k}: {cause}", step=k)
     return Diverged(
-        f"Step {t}: the adjoint overflows: each step multiplies it on the way back, and in this "
-        "run it grows without bound. Retrace fewer epochs (epochs=1), train with a smaller "
-        "learning rate, or use float64.",
+        f"Step {t}: the adjoint overflows: every step of the backward recursion multiplies it by "
+        "the step's Jacobian, and in this run it grows without bound. Retrace fewer epochs "
+        "(epochs=1), train with a smaller learning rate, or use float64.",
         step=t,
     )
 

@@ -122,7 +122,7 @@ class Scores:
         else:
             shape = f"{len(self.values)} queries x {shape}"
         length = say_count(self.by_epoch.shape[-2], "epoch")
-        doubt = "; do not rely on them, see .trust" if self._is_doubtful else ""
+        doubt = "; do not rely on them (see .trust)" if self._is_doubtful else ""
         return f"<Scores of {shape} for {self.query.name}, {length}{worst}{doubt}>"
 
     @property
@@ -229,7 +229,9 @@ class Scores:
             InvalidInput: if fewer epochs were retraced.
         """
         if not 1 <= epochs <= self.by_epoch.shape[-2]:
-            raise InvalidInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
+            raise InvalidInput(
+                f"epochs must be between 1 and {self.by_epoch.shape[-2]}, not {epochs}."
+            )
         part = self.by_epoch[..., -epochs:, :]
         first = self.first_epoch + self.by_epoch.shape[-2] - epochs
         return replace(self, values=_add_epochs(part), by_epoch=part, first_epoch=first)

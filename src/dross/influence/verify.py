@@ -275,7 +275,7 @@ def describe_cost(cost: SweepCost, count: int, what: str) -> str:
     seconds = cost.seconds(count)
     times = ""
     if cost.training > 0:
-        times = f", {seconds / cost.training:.1f} times as long as one training"
+        times = f", {seconds / cost.training:.1f} times as long as one training run"
     return f"Retraining {count} times {what}: about {say_duration(seconds)}{times}."
 
 

@@ -66,8 +66,8 @@ def replace_batch_sampler(loader: Any) -> DrawnIds:
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise NotSupported(
-            "The training data is iterable, or is not batched by their loader, so instances "
-            "have no ids and cannot be scored. Use a map-style dataset and a batch_size."
+            "The training data is iterable, or is not batched by its loader, so instances have no "
+            "ids and cannot be scored. Use a map-style dataset and a batch_size."
         )
     if not getattr(loader, "in_order", True):
         raise NotSupported(

@@ -104,7 +104,7 @@ def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     if epochs > len(steps):
         raise InvalidInput(
             f"batches has {say_count(len(steps), 'step')}, which cannot be divided into {epochs} "
-            "epochs: it lists the steps of the whole training."
+            "epochs: it must list the steps of the whole training run."
         )
     cuts = np.array_split(np.arange(len(steps)), epochs)
     parts = [[steps[t] for t in cut] for cut in cuts]

@@ -307,7 +307,7 @@ class Recorder:
             raise InvalidInput("recorder.step was entered twice: finish one batch before the next.")
         if not torch.is_grad_enabled():
             raise InvalidInput(
-                "Gradients are switched off here. Do not run the training step under "
+                "Gradient computation is disabled here. Do not run the training step under "
                 "torch.no_grad() or torch.inference_mode()."
             )
         loop = self._loop

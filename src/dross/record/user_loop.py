@@ -134,8 +134,8 @@ class LoopTape:
             recorded.setdefault(group, []).append(name)
         if [names for names in trained if names] != list(recorded.values()):
             raise InputChanged(
-                "The optimizer has different parameters, or different parameter groups, than the "
-                f"one that recorded the tape, which trained {', '.join(layout.names[:3])}"
+                "The optimizer's parameters or parameter groups differ from those on the tape: the "
+                f"recorded run trained {', '.join(layout.names[:3])}"
                 f"{' ...' if len(layout.names) > 3 else ''} in {len(recorded)} "
                 f"group{'s' * (len(recorded) > 1)}. Create it as it was when the run was recorded."
             )
@@ -159,7 +159,7 @@ class LoopTape:
         ]
         if changed and self.loop.ranks.rank == 0:
             warnings.warn(
-                f"Step {self.steps}, the first after the resume, uses {', '.join(changed[:4])}. "
+                f"Step {self.steps}, the first after resuming, uses {', '.join(changed[:4])}. "
                 "If this is not intended, restore the optimizer's settings and its learning rate "
                 "scheduler before the first step: load their state, or call scheduler.step() "
                 "`recorder.steps` times.",

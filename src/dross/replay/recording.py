@@ -331,10 +331,10 @@ class Recording:
 def _check_whole(model: nn.Module) -> None:
     if any(is_shard(p) for p in model.parameters()):
         raise NotSupported(
-            "The model is under fully_shard. Open the tape with a new model that is not. That "
-            "model may be on the meta device (with torch.device('meta')), since its own weights "
-            "are not used. influence(query, group=..., sharded=True) then keeps the states in "
-            "shards."
+            "fully_shard has been applied to the model. Open the tape with a new model to which it "
+            "has not been applied. That model may be on the meta device (with "
+            "torch.device('meta')), since its own weights are not used. influence(query, group=..., "
+            "sharded=True) then keeps the states in shards."
         )
 
 

@@ -171,7 +171,7 @@ class SegmentReplay:
             halve(
                 error,
                 len(steps),
-                what="states at once",
+                what="states at a time",
                 free=recording.executor.free_memory,
                 may_halve=recording.reducer.size == 1,  # other ranks go on to the next step
             )

@@ -321,7 +321,7 @@ class Api:
             for id in change.ids:
                 if id >= self._instance_count:
                     raise InvalidInput(
-                        f"There is no instance {id}; there are {self._instance_count}."
+                        f"There is no instance {id}: ids run from 0 to {self._instance_count - 1}."
                     )
                 if decisions.setdefault(id, decision) != decision:
                     raise InvalidInput(f"Two decisions about instance {id} contradict each other.")

@@ -61,7 +61,7 @@ class JudgeProcess:
         check_seeds(seeds)
         with self._lock:
             if self._is_running():
-                raise InvalidInput("A judgment is already running. Wait for it, or cancel it.")
+                raise InvalidInput("dross judge is already running. Wait for it, or cancel it.")
             self._cancelled = False
             try:
                 with open_in_place(self._log) as log:

@@ -131,7 +131,7 @@ class LabelChecks:
         found = {"Label": describe_label(row, self.project.info)}
         if row["checked"]:
             found["Checked"] = (
-                f"Checked by a person before this was computed: {_CHECKED[row['checked']]}."
+                f"Checked by a person before these results were computed: {_CHECKED[row['checked']]}."
             )
         found["What to do"] = (
             "Mark the label as right or wrong, or choose the right label. Then run the same dross "

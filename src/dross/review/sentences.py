@@ -22,7 +22,9 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     """Return everything that the page shows about a training instance, as JSON."""
     project = listing.project
     if not 0 <= id < len(project.table):
-        raise InvalidInput(f"There is no training instance {id}; there are {len(project.table)}.")
+        raise InvalidInput(
+            f"There is no training instance {id}: ids run from 0 to {len(project.table) - 1}."
+        )
     why = project.why(id)
     sentences = reason_sentences(project.table.loc[id], project.info)
     copies = project.copies
@@ -128,7 +130,7 @@ def describe_label(row: Any, info: ProjectInfo) -> str:
     is_number = TASKS[info.task] is REGRESSION
     given = f"Its {'value' if is_number else 'label'} is {label}"
     if not prediction:
-        return f"{given}. It was left out of the examination, so there is no prediction for it."
+        return f"{given}. It was not examined, so there is no prediction for it."
     wrong = ""
     if math.isfinite(row["wrong"]):
         what = "It" if is_number else "The label"

@@ -135,10 +135,10 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("the parameters are listed under different names")
         for order in (*self.orders, *layout.orders):
             if sorted(order) != list(range(len(order))):
-                raise ValueError(f"{order} is not an order of dimensions")
+                raise ValueError(f"{order} is not a permutation of dimensions")
         for order, shape in zip(layout.orders, layout.shapes):
             if order and len(order) != len(shape):
-                raise ValueError(f"{order} is not an order of the dimensions {tuple(shape)}")
+                raise ValueError(f"{order} is not a permutation of the dimensions {tuple(shape)}")
 
 
 def describe(

@@ -239,8 +239,9 @@ class Shares:
                 f"The trainer's loss for this batch is {value:.6g}. The sum of the losses of its "
                 f"examples, divided by the number of {tried}, is different. The loss contains "
                 "something else (an auxiliary loss, another reduction, compute_loss_func). Pass "
-                "the loss of each example: losses=fn, where fn(outputs, labels) returns [B] and "
-                "the trainer's loss is their mean or their sum divided by the number of tokens."
+                "a function for the loss of each example: losses=fn. fn(outputs, labels) must "
+                "return one loss per example, [B], such that the trainer's loss is the mean of "
+                "these losses, or their sum divided by the number of tokens."
             )
         self.fitting = [name for name, error in off.items() if error <= max(best, 1e-9 * limit)]
         return 1 / divisors[self.fitting[0]]

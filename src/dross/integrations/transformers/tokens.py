@@ -68,7 +68,7 @@ def per_token(run: Run) -> TokenRun:
     losses = recording.objective.loss
     source = recording.instances.source
     if not isinstance(losses, InstanceLosses) or not isinstance(source, Collated):
-        raise InvalidInput("Scores per token need a run of a model with one loss per token.")
+        raise InvalidInput("Per-token scores require a run of a model that has one loss per token.")
     losses = losses.token_by_token()
     counts = [int(losses.slots(source.collate([i])[1])[0]) for i in range(len(source))]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -350,9 +350,9 @@ class IdCollator:
         missing = [k for k, example in enumerate(examples) if ID not in example]
         if missing:
             raise InvalidInput(
-                "The examples reach the collator without their ids: something between the data "
-                f"set and the collator drops the column '{ID}'. Keep it, or leave the loader to "
-                "Trainer."
+                "The examples reach the collator without their ids: something between the dataset "
+                f"and the collator drops the column '{ID}'. Keep it, or let Trainer create the "
+                "loader."
             )
         ids = [example[ID] for example in examples]
         bare = [{k: v for k, v in example.items() if k != ID} for example in examples]

@@ -40,7 +40,7 @@ const newLabel = () => (action.value !== "relabel" ? null : project.classes.leng
 async function preview() {
   byId("bulk-label-box").hidden = action.value !== "relabel";
   const checking = { remove: "Wrong:", keep: "Right:", relabel: "Relabel" };
-  const verb = { remove: "Remove", keep: "Keep", relabel: "Relabel", undecided: "Clear the decision of", ...(partOf(ids[0]) === "validation" ? checking : {}) }[action.value];
+  const verb = { remove: "Remove", keep: "Keep", relabel: "Relabel", undecided: "Clear the decision for", ...(partOf(ids[0]) === "validation" ? checking : {}) }[action.value];
   confirm.textContent = `${verb} ${count(ids.length, "instance")}`;
   confirm.disabled = true;
   const now = ++asked;

@@ -23,7 +23,7 @@ const MEANINGS = {
   plan: "The edits of the recommended plan, the least certain first. Nothing changes until you accept the plan.",
   harmful: "Removing any one of these instances is estimated to lower the expected held-out error. The most harmful come first.",
   validation: "These labels are the most informative to check. Press k if the label is right, x if it is wrong, r to choose the right label.",
-  copies: "Instances with exact or near copies in the training, validation or test set (≡ is the number of the group). A duplicate in another set makes every verdict too optimistic: remove it from one of the two sets. Of duplicates within the training set, keep one; if the labels differ, keep the one with the right label.",
+  copies: "Instances with exact or near duplicates in the training, validation or test set (≡ is the group number). A duplicate in another set makes every verdict too optimistic: remove it from one of the two sets. Of duplicates within the training set, keep one; if the labels differ, keep the one with the right label.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
 const MEANING_OF_TRUST = "All validation labels are counted as correct (--validation-is-clean), so none is listed.";

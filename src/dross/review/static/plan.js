@@ -82,7 +82,7 @@ function open() {
   const titles = ["Plan", "What it does", ...plan.measures];
   const figure = plan.figure && h("figure", {}, h("img", { class: "plans-figure", src: plan.figure, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
     h("figcaption", {}, `The change under each plan on held-out instances, with its 95 % confidence interval. Below zero is better.${project.plan.count ? " The recommended plan is blue." : ""}`));
-  const kind = project.layout === "chats" ? "" : project.classes.length ? "The error counts every label as correct; the log loss accounts for wrong labels. " : "The squared error caps each error at the size above which the value is more likely wrong than right. ";
+  const kind = project.layout === "chats" ? "" : project.classes.length ? "The error counts every label as correct; the log loss accounts for wrong labels. " : "In the squared error, each error is capped at the size above which the label is more likely wrong than right. ";
   const meaning = `Each cell: before → after, the change, and its 95 % confidence interval, on held-out instances. ${kind}To use another plan, pass its name to dross judge or dross export with --plan.`;
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));

@@ -14,7 +14,7 @@ const STEPS = [
 /** What the first step asks for: only buttons that are there. */
 function nextStep() {
   if (project.plan.count) return "“Accept the plan” applies all of its decisions in one step; you can change or undo each of them.";
-  if (standing.progress.to_check) return "Here it recommends no change yet: “Check labels” lists the labels that would decide it.";
+  if (standing.progress.to_check) return "Here it recommends no change yet: “Check labels” lists the labels that would decide whether to recommend one.";
   return "Here it recommends no change. You can still decide on any instance yourself.";
 }
 

@@ -46,17 +46,17 @@ function watch(status) {
   byId("judge-start").disabled = running;
   byId("judge-cancel").hidden = status.state !== "running";
   if (running) {
-    const where = status.state === "elsewhere" ? "A judgment that was started elsewhere is running" : "Judging";
+    const where = status.state === "elsewhere" ? "dross judge, started elsewhere, is running" : "Judging";
     const words = status.of ? `${where}: ${status.done} of ${status.of}${status.stage ? `, ${status.stage}` : ""}` : `${where} …`;
-    const bar = h("progress", { max: status.of || 1, "aria-label": "Judgment" });
+    const bar = h("progress", { max: status.of || 1, "aria-label": "Progress of dross judge" });
     if (status.of) bar.value = status.done;
     show(byId("judge-progress"), h("p", {}, data(words)), bar);
-    if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "The judgment has started."));
+    if (state !== status.state) show(byId("judge-state"), h("p", { class: "unseen" }, "dross judge has started."));
   } else {
     show(byId("judge-progress"), h("p", { class: "quiet" }, `To be judged: ${count(progress.remove ?? 0, "removal")}, ${count(progress.relabel ?? 0, "new label")}.`));
-    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "The judgment failed with this output:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "no output"));
+    if (status.state === "failed") show(byId("judge-state"), h("p", { class: "problem" }, "dross judge failed with this output:"), h("pre", { tabindex: 0, "aria-label": "Output of dross judge" }, status.output || "no output"));
     else if (ended && status.state === "cancelled") show(byId("judge-state"), h("p", {}, "Canceled. Nothing was changed."));
-    else if (ended) show(byId("judge-state"), h("p", {}, "The judgment is done."));
+    else if (ended) show(byId("judge-state"), h("p", {}, "dross judge has finished."));
   }
   if (ended && status.state === "done") showVerdicts();
   state = status.state;
