@@ -24,7 +24,7 @@ class NotSupported(DrossError):
 
 
 class Diverged(DrossError):
-    """A loss, a gradient or an adjoint became inf or nan; `step` is where, if known."""
+    """A loss, a gradient or an adjoint became inf or nan; `step` is the step, if known."""
 
     def __init__(self, message: str, step: int | None = None):
         super().__init__(message)
@@ -40,7 +40,7 @@ class InputChanged(DrossError):
 
 
 class DrossWarning(UserWarning):
-    """Something to know that does not stop the work."""
+    """A warning that does not stop the work."""
 
 
 def first_line(error: BaseException) -> str:

@@ -110,7 +110,7 @@ def compare(
     progress: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Judge a change of a dataset, whoever made it: cleanlab, a vendor, a script, a colleague.
+    """Judge a change to a dataset, whoever made it: cleanlab, a vendor, a script, a colleague.
 
     New models are trained on both versions, and on the version before with a random change of the
     same size. They are evaluated on the test set, or without one on all rows of the version before,

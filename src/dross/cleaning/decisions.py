@@ -133,7 +133,7 @@ class LogState:
 
 
 class Decisions:
-    """The log in one SQLite file, created if there is none. Threads may share it."""
+    """The log of decisions, in an SQLite file created if it is missing. Threads may share it."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
@@ -226,7 +226,7 @@ class Decisions:
         return self._append(lambda state: ("redo", state.to_redo(who), TRAIN, {}), who, "", once)
 
     def current(self, part: str = TRAIN) -> dict[int, Decision]:
-        """{id: (action, label)} of everything that is decided on in a part."""
+        """{id: (action, label)} for every instance of a part that has a decision."""
         with self._lock:  # another thread may be adding to it
             return dict(self._up_to_date().current[part])
 
@@ -246,17 +246,17 @@ class Decisions:
         return events[start:]
 
     def undoable(self, who: str = "") -> bool:
-        """Whether `undo` would find something to take back."""
+        """Whether there is a decision that `undo` can revert."""
         with self._lock:
             return self._up_to_date().to_undo(who) is not None
 
     def redoable(self, who: str = "") -> bool:
-        """Whether `redo` would find something to repeat."""
+        """Whether there is a decision that `redo` can restore."""
         with self._lock:
             return self._up_to_date().to_redo(who) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """The whole log, oldest first: an entry per undo, redo, and action of a decision."""
+        """The log, oldest first: one entry for each undo, redo and action of a decision."""
         entries = []
         for event in self.since(0):
             groups = [[event.kind, None, sorted(event.changes)]]

@@ -36,11 +36,11 @@ class Exported:
     Attributes:
         cleaned: the cleaned copy: a file, or a folder of images.
         decisions: the CSV file that lists what was removed, relabeled or kept.
-        removed, relabeled: how many instances.
-        written: how many instances the cleaned copy has.
-        unexamined: how many rows or images the copy has besides, as they were: those without a
-            label, and images that cannot be opened.
-        note: what the input may have that the copy does not; empty for most formats.
+        removed, relabeled: the numbers of removed and of relabeled instances.
+        written: the number of instances in the cleaned copy.
+        unexamined: the number of further rows or images that were copied unchanged: those without
+            a label, and images that cannot be opened.
+        note: features of the input that the copy may lack; empty for most formats.
     """
 
     cleaned: Path

@@ -15,7 +15,7 @@ _SLACK = 1e-3  # how far a row of probabilities may be from a sum of 1
 
 
 def find_label_issues(labels: Any, pred_probs: Any, *, kind: str = "annotated") -> Frame:
-    """Estimate which labels are wrong, from the probabilities that a model of your own predicts.
+    """Estimate which labels are wrong from the probabilities predicted by your own model.
 
     The probabilities must be out-of-sample: each row predicted by a model that was not trained on
     it, as `sklearn.model_selection.cross_val_predict(model, X, labels, method="predict_proba")`

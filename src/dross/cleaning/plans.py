@@ -106,11 +106,11 @@ class PlanResult(Edits):
     """A plan, and what it does to models on held-out rows.
 
     Attributes:
-        name: what `--plan` takes.
+        name: the value to pass to `--plan`.
         what: what it does, in words.
         removed: the ids that are removed, int64 [R].
         relabeled: {id: new label}.
-        figures: {measure: `Figure` with before, after, change and its 95 % confidence interval}.
+        figures: {metric: `Figure` with before, after, change and its 95 % confidence interval}.
     """
 
     name: str
@@ -231,12 +231,12 @@ def held_out_losses(
 
 @dataclass(frozen=True)
 class Figure:
-    """A measure of models before and after the edits of a rule, on held-out rows."""
+    """A metric of models before and after the edits of a rule, on held-out rows."""
 
     before: float
     after: float
     change: float  # after - before; below 0 is better
-    interval: tuple[float, float]  # of the change, 95 %
+    interval: tuple[float, float]  # 95 % confidence interval of the change
 
     @property
     def is_clear(self) -> bool:
@@ -246,13 +246,13 @@ class Figure:
 
     @property
     def error_units(self) -> float:
-        """The change in standard errors."""
+        """The change divided by its standard error."""
         half = (self.interval[1] - self.interval[0]) / 2
         return 1.96 * self.change / half if half > 0 else 0.0
 
     @property
     def relative(self) -> float:
-        """The change as a share of what was before."""
+        """The change relative to the value before the edits."""
         return self.change / self.before if self.before > 0 else 0.0
 
 

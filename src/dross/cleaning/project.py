@@ -87,7 +87,7 @@ DIGESTED = (
 
 @dataclass(frozen=True)
 class Project:
-    """Everything that `dross clean` found, read from its folder when it is asked for.
+    """Everything that `dross clean` found, read lazily from its folder.
 
     Make one with `dross.clean` or `Project.open`. Functions that take the folder of a project take
     the project as well.
@@ -104,7 +104,7 @@ class Project:
 
     @staticmethod
     def open(folder: str | os.PathLike) -> "Project":
-        """Open a folder that `dross clean` has finished.
+        """Open the folder of a completed `dross clean`.
 
         Arguments:
             folder: the folder that was passed to `dross.clean` as `out`.
@@ -137,12 +137,12 @@ class Project:
 
     @property
     def task(self) -> Task:
-        """What the models predict."""
+        """The task: whether the models predict classes or numbers."""
         return TASKS[self.info.task]
 
     @property
     def modality(self) -> Modality:
-        """What kind of data it is about."""
+        """The kind of data in the project."""
         return self.info.modality
 
     @cached_property
@@ -223,7 +223,7 @@ class Project:
 
     @property
     def labels_to_check(self) -> Frame:
-        """The labels whose check by a person would decide most, the most important first.
+        """The labels that are most informative to check, the most informative first.
 
         Returns:
             A pandas.DataFrame: rows of `label_table` with a `rank`, in its order.
@@ -250,7 +250,7 @@ class Project:
 
     @property
     def checks_training(self) -> bool:
-        """Whether the labels to check are those of training instances: no validation file."""
+        """Whether the labels to check are training labels, because there is no validation file."""
         return not self.info.counts["validation"]
 
     @cached_property
@@ -328,7 +328,7 @@ class Project:
         return show_project(self.folder, self.info, self.table, self.verdicts())
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Plot how each plan changes the first measure, the error; the recommended one in blue.
+        """Plot how each plan changes the first metric, the error; the recommended plan is blue.
 
         Arguments, Returns, Raises: as `Scores.plot`.
         """
@@ -356,7 +356,7 @@ class Project:
         return export(self, to, **options)
 
     def review(self, **options: Any) -> None:
-        """Serve the page on which people decide, until Ctrl-C: `dross review` with this project.
+        """Serve the review page of this project until Ctrl-C is pressed, as `dross review` does.
 
         Arguments:
             options: `port`, `host`, `open_browser` and `trust_code`, as `dross review` takes them.
@@ -367,7 +367,7 @@ class Project:
         importlib.import_module(_PAGE).serve(self, **options)
 
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
-        """The data without the removed instances and with the corrected labels, for Python.
+        """The data without the removed instances and with the corrected labels, as Python objects.
 
         The result is as in the file that `dross.export` writes: the decisions made on the review
         page are applied, else the recommended plan; files for validation and test stay as they are.
@@ -393,7 +393,7 @@ class Project:
         return cleaned_data(self, remove, relabel)
 
     def check_files(self) -> None:
-        """Read everything that project.json has a digest of.
+        """Read and verify every file for which project.json contains a digest.
 
         Raises:
             CorruptFile: a file is missing or not as it was written.

@@ -39,13 +39,13 @@ _VERDICTS_BEFORE_WARNING = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of the models before and after the edits, and of the control. Lower is better.
+    """One metric of the models before and after the edits, and of the control. Lower is better.
 
     Attributes:
-        before, after, random: the mean over all measured rows, one number per pass [passes].
+        before, after, random: the mean over all evaluated rows, one number per pass [passes].
         difference: the mean of after - before.
-        interval: its 95 % confidence interval, from the rows, the seeds, and what random edits do
-            by chance.
+        interval: its 95 % confidence interval, which accounts for the choice of rows, the seeds
+            and what random edits do by chance.
         random_difference, random_interval: the same for the control.
         random_margin: how much better than the control the edits must be, to rule out chance.
         rows_error: the standard error of the difference that comes from the choice of rows.
@@ -65,18 +65,18 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the edits lower the measure by more than chance and random edits explain."""
+        """Whether the edits lower the metric by more than chance and random edits would explain."""
         beyond_random = self.difference < self.random_difference - self.random_margin
         return self.interval[1] < 0 and beyond_random
 
     @property
     def is_worse(self) -> bool:
-        """Whether the edits raise the measure by more than chance would explain."""
+        """Whether the edits raise the metric by more than chance would explain."""
         return self.interval[0] > 0
 
     @property
     def is_clear(self) -> bool:
-        """Whether the edits change the measure by more than chance would explain."""
+        """Whether the edits change the metric by more than chance would explain."""
         return self.is_better or self.is_worse
 
 
@@ -85,28 +85,29 @@ class Verdict:
     """Whether the edits help: what `dross.judge` returns.
 
     Attributes:
-        made: when, as local time.
+        made: the local time at which the verdict was reached.
         what: what was judged, in words.
-        removed, relabeled: how many instances.
-        edited, added: how many instances have other cells, and how many are new; 0 but for
-            `dross.compare`.
-        seeds: how many times every measured row was measured, each time by other models.
-        metrics: what decides. For classes `error`, the share of given labels that a model does not
-            predict, and `log loss`, which counts that some given labels are wrong: predicted
-            probabilities are passed through the estimated label noise first. For numbers
-            `absolute error`, and `squared error`, in which an error counts for no more than the
-            size from which on the label is more likely wrong than right.
-        plain: as if every given label were right: `log loss` and `Brier score`, or `squared error`.
+        removed, relabeled: the numbers of removed and of relabeled instances.
+        edited, added: the number of instances whose cells changed, and of new instances; 0 except
+            for `dross.compare`.
+        seeds: how many times every row was evaluated, each time by newly trained models.
+        metrics: the metrics that determine the verdict. For classification: `error`, the share of
+            given labels that a model does not predict, and `log loss`, which allows for wrong
+            labels: predicted probabilities are passed through the estimated label noise first. For
+            regression: `absolute error` and `squared error`, with each error capped at the size
+            above which the label is more likely wrong than right.
+        plain: metrics that count every given label as correct: `log loss` and `Brier score`, or
+            `squared error`.
         per_class: the error of each class before and after; none for a regression.
         verdict: `improved`, `worse` or `inconclusive`.
         sentence: the verdict with its figures, as a sentence.
-        advice: what it takes to know more, or a warning; may be empty.
-        model: which model judged: `linear`, `mlp`, ..., or the name of an estimator.
+        advice: what would settle an inconclusive verdict, or a warning; may be empty.
+        model: the model used for the verdict: `linear`, `mlp`, ..., or the name of an estimator.
         resampled: whether each pass drew a bootstrap sample of the training rows, because seeds
             make no difference to the model.
-        nested: whether there was no test file: every row was then measured by models, and after
-            edits, that did not see it.
-        rows: how many rows were measured.
+        nested: whether there was no test file, so that every row was evaluated by models and edits
+            that it did not influence.
+        rows: the number of evaluated rows.
         noise: the estimated share of wrong labels among them.
     """
 
@@ -139,7 +140,7 @@ class Verdict:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The figures of `metrics` by name, as `dross.on_progress` passes them on."""
+        """The figures of `metrics` by name, as `dross.on_progress` passes them to its callback."""
         sign = {IMPROVED: 1.0, WORSE: -1.0, INCONCLUSIVE: 0.0}[self.verdict]
         numbers = {"verdict/improved": sign}
         for name, metric in self.metrics.items():

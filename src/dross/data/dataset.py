@@ -380,7 +380,7 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
 
 
 class indexed(Dataset):  # lower case, as it is used like a function: dross.data.indexed(train_set)
-    """The same dataset with each instance's id in front: (id, x, y).
+    """The same dataset, with each item preceded by its instance's id: (id, x, y).
 
     Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader
     has workers.
@@ -439,7 +439,7 @@ register_pytree_node(
 
 
 class Collated:
-    """A map-style dataset with the function that makes batches of its items.
+    """A map-style dataset with the function that collates its items into batches.
 
     Arguments:
         dataset: anything with a length that is indexed by id.
@@ -487,7 +487,7 @@ class Collated:
         return self.split(batch)
 
     def check_repeatable(self) -> None:
-        """Refuse data that differ when they are read again.
+        """Raise an error if the data differs when it is read again.
 
         Raises:
             NotSupported: the message names what draws random numbers, the dataset or the collator.

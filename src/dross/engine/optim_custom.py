@@ -331,7 +331,7 @@ def register(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register a custom optimizer that treats every number of a parameter alike.
+    """Register a custom optimizer whose update is elementwise.
 
         def update(theta, g, slots, hyperparams):
             m = hyperparams["decay"] * slots["m"] + g

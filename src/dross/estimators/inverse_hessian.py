@@ -49,7 +49,7 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """Exact up to a tolerance, as long as H plus damping is positive definite.
+    """Conjugate gradients: exact up to a tolerance if H plus damping is positive definite.
 
     Arguments:
         steps: the largest number of steps.
@@ -60,7 +60,7 @@ class ConjugateGradients:
     tolerance: float = 1e-8
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
-        """v [Q, p] by conjugate gradients; raises Diverged at negative curvature."""
+        """Solve for v [Q, p]; raises `Diverged` if it encounters negative curvature."""
         v = torch.zeros_like(u)
         r = u.clone()
         direction = r.clone()

@@ -21,13 +21,13 @@ def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """score = -loss at the final model: the instances that the model fits worst come first.
+    """score = -loss under the final model: the instances that the model fits worst come first.
 
     It finds wrong labels, and ignores their effect on the query.
     """
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by minus its loss at the final model."""
+        """Score every training instance with its negative loss under the final model."""
         state = run.recording.state_at(run.steps)
         gradients = InstanceGradients(run.recording, state, penalty=False)
         return as_scores(run, query, -gradients.losses())
@@ -44,6 +44,6 @@ class Random:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by a normal random number."""
+        """Score every training instance with a random number from the normal distribution."""
         values = np.random.default_rng(self.seed).standard_normal(len(run))
         return as_scores(run, query, values)

@@ -32,7 +32,7 @@ class Retrace:
 
 @dataclass(frozen=True)
 class WithoutHessian:
-    """TracIn over every step: sum over t of eta_t/|S_t| <u, g(z_j; theta_t)>, u never updated.
+    """TracIn over every step: sum over t of eta_t/|S_t| <u, g(z_j; theta_t)>, with a fixed u.
 
     It costs less and ignores how later steps react to the instance's absence.
 
@@ -43,7 +43,7 @@ class WithoutHessian:
     epochs: int | None = None
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Walk through the run and score every training instance."""
+        """Go through the recorded steps and score every training instance."""
         return retrace(
             run.recording, as_query(query), epochs=self.epochs, hessian=False, progress=run.progress
         )
@@ -57,7 +57,7 @@ class TracIn:
     """
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Sum the products of gradients over the ends of all recorded epochs."""
+        """Sum the products of gradients at the end of every recorded epoch."""
         recording = run.recording
         query = as_query(query)
         if "lr" not in recording.optimizer.columns:

@@ -65,9 +65,9 @@ class Counterfactual:
     Changes are measured against a replica that kept every instance.
     """
 
-    groups: tuple[np.ndarray, ...]  # the ids that each model lacks
+    groups: tuple[np.ndarray, ...]  # the ids left out of each model's training
     recording: Recording
-    chunks: tuple[State, ...]  # in each, row 0 is the replica, the others are groups in order
+    chunks: tuple[State, ...]  # row 0 of each is the replica; the others are the groups in order
 
     def evaluate(self, query: Query) -> np.ndarray:
         """The query at every counterfactual model.

@@ -1,4 +1,4 @@
-"""The SGD-influence itself: the estimated theta_-j - theta, by the same linear map run forwards.
+"""The SGD-influence on the parameters: theta_-j - theta, by the same linear map run forwards.
 
     delta_{t+1} = Z_t delta_t + eta_t/|S_t| g(z_j; theta_t) [j in S_t]            (plain SGD)
 
@@ -29,7 +29,7 @@ class ParameterInfluence(Mapping):
     instances: np.ndarray  # int64 [J]: their ids
     parameters: dict[str, Tensor]  # each [J, *shape]
     buffers: dict[str, Tensor]  # the same for BatchNorm's running statistics
-    flat: Tensor  # [J, p]: all parameters side by side, in the order of `parameters`
+    flat: Tensor  # [J, p]: all parameters concatenated, in the order of `parameters`
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]

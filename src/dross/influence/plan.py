@@ -21,7 +21,7 @@ from .retrace import reverse_step
 
 @dataclass(frozen=True)
 class RetracePlan:
-    """What a retrace takes. Made by `Run.plan`.
+    """The estimated cost of a retrace. Made by `Run.plan`.
 
         print(run.plan(query))
         run.plan(query).seconds
@@ -31,34 +31,34 @@ class RetracePlan:
 
     device: str
     queries: int
-    steps: int  # that are retraced
-    taken_again: int  # gradients computed for it; a step counts as often as it is replayed
-    repetitions: int  # how often one step is replayed at most
-    step_seconds: float  # of an average step
-    reverse_seconds: float  # of an average reverse step, for all queries
+    steps: int  # number of steps that are retraced
+    taken_again: int  # number of steps replayed; a step counts once for each replay
+    repetitions: int  # the maximum number of times that any step is replayed
+    step_seconds: float  # duration of an average step
+    reverse_seconds: float  # duration of an average reverse step, for all queries
     read_seconds: float
-    states_at_once: int  # in memory
-    state_bytes: int  # of one state and of the gradient that is kept with it
-    adjoint_bytes: int  # of all queries
+    states_at_once: int  # number of states held in memory at a time
+    state_bytes: int  # size of one state and of the gradient kept with it
+    adjoint_bytes: int  # size of the adjoints of all queries
     score_bytes: int
-    pass_bytes: int  # the most that a step or a reverse step holds
-    disk_bytes: int  # that are read
+    pass_bytes: int  # peak memory of a step or a reverse step
+    disk_bytes: int  # number of bytes read from disk
 
     @property
     def seconds(self) -> float:
-        """How long the retrace takes."""
+        """The duration of the retrace."""
         replay = self.taken_again * self.step_seconds
         return replay + self.steps * self.reverse_seconds + self.read_seconds
 
     @property
     def training_steps(self) -> float:
-        """The same, as a multiple of the time that one replay of these steps would take."""
+        """The duration of the retrace as a multiple of that of one replay of these steps."""
         training = self.steps * self.step_seconds
         return self.seconds / training if training > 0 else 0.0
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that are held at a time."""
+        """The peak number of bytes held at any time."""
         states = self.states_at_once * self.state_bytes
         return states + self.adjoint_bytes + self.score_bytes + self.pass_bytes
 

@@ -49,8 +49,8 @@ class Query:
 
     name: str
     parts: Callable[[Objective], Iterator[QueryPart]]
-    added: bool  # the parts are added up, rather than put one after the other
-    data: Any = None  # what it is about, where that is a dataset
+    added: bool  # whether the parts are summed rather than concatenated
+    data: Any = None  # the dataset on which the query is computed, if any
     #: parts with one number per instance of the data, to find those that are not finite
     by_instance: Callable[[Objective], Iterator[QueryPart]] | None = None
 
@@ -111,7 +111,7 @@ class Query:
         return _combine([value.movedim(0, -1) for value in values], self.added)
 
     def derivative(self, objective: Objective, state: State) -> tuple[Derivative, Tensor]:
-        """The derivative of the query with respect to the state: what a retrace begins with.
+        """The derivative of the query with respect to the state, with which a retrace starts.
 
         Arguments:
             objective: of the run.

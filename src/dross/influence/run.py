@@ -75,7 +75,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the recording went to its end."""
+        """Whether the recording is complete."""
         return self.recording.tape.complete
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class Run:
         return scores
 
     def margins(self, *, epochs: int | None = None, step: int | None = None) -> np.ndarray:
-        """The mean margin of every instance during training: the lowest labels are likely wrong.
+        """The mean training margin of every instance: those with the lowest are likely mislabeled.
 
             suspects = np.argsort(run.margins())[:100]
 
@@ -223,7 +223,7 @@ class Run:
         return Path(self.path)
 
     def plan(self, query: Query, *, epochs: int | None = None) -> RetracePlan:
-        """The time, memory and disk that `influence` would take. One step is measured.
+        """The time, memory and disk space that `influence` would need. One step is measured.
 
             print(run.plan(query))
 
@@ -238,7 +238,7 @@ class Run:
         return make_plan(self.recording, self.evaluate(query).size, steps)
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
-        """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
+        """The SGD-influence on the parameters: the estimated theta_-j - theta.
 
             run.parameter_influence([3, 7])["0.weight"]      # [2, *shape of the weight]
 
@@ -445,7 +445,7 @@ class Run:
         step: int | None = None,
         weights: str = MODEL,
     ) -> Scores:
-        """Scores from numbers of your own, to compare another method with retraining.
+        """Scores made from your own values, to compare another method with retraining.
 
             scores = run.scores(my_values, query)       # an estimate of query(without) - query(with)
             print(run.lds(scores), run.verify(scores))

@@ -52,13 +52,13 @@ class Scores:
 
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan where never used
     by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; values is their nansum
-    query: Query  # whose change is estimated
-    query_value: np.ndarray | None = None  # float64 [], or [Q]: its value at the model
-    weights: str = MODEL  # "model", or "average": whose weights were queried
+    query: Query  # the query whose change is estimated
+    query_value: np.ndarray | None = None  # float64 [], or [Q]: the query's value for the model
+    weights: str = MODEL  # "model" or "average": the weights on which the query was computed
     first_epoch: int = 0  # the epoch that by_epoch begins with
     step: int = 0  # after how many steps the model was queried
-    hessian: bool = True  # False: the Hessian term was left out
-    details: dict[str, Any] = field(default_factory=dict)  # what a retrace or an estimator adds
+    hessian: bool = True  # False if the Hessian term was left out
+    details: dict[str, Any] = field(default_factory=dict)  # details of the retrace or the estimator
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
@@ -71,12 +71,12 @@ class Scores:
     def of_query(
         by_epoch: np.ndarray, query: Query, query_value: torch.Tensor, **about: Any
     ) -> "Scores":
-        """Scores of a query of one value, a tensor [], or of Q values [Q].
+        """Scores of a query with a single value (a tensor []) or with Q values [Q].
 
         Arguments:
             by_epoch: each epoch's part [Q, E, N], with Q = 1 for one value.
-            query: whose change is estimated.
-            query_value: its value at the model.
+            query: the query whose change is estimated.
+            query_value: the query's value for the model.
             about: the other fields.
         """
         by_epoch = by_epoch if query_value.ndim else by_epoch[0]
@@ -200,7 +200,7 @@ class Scores:
         return np.concatenate([order[:used][::-1], order[used:]])[: _check_count(m)]
 
     def summary(self) -> dict[str, float]:
-        """A few numbers that describe the scores, of all queries together.
+        """Summary statistics of the scores over all queries.
 
         Returns:
             `lowest`, `mean` and `highest`, and `harmful`: the share that is below 0, of the

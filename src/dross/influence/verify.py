@@ -57,7 +57,7 @@ SPEARMAN = RankCorrelation(1.06, 3, lambda count: 6 / (count * (count**2 - 1)))
 
 @dataclass(frozen=True)
 class Verification:
-    """Scores beside the true changes of K instances. Made by `Run.verify`.
+    """The scores of K instances compared with the true changes. Made by `Run.verify`.
 
     tau, its interval and spearman are computed on the instances that were drawn at random, so that
     they estimate the agreement over all instances: extreme scores are easier to rank. They are
@@ -67,14 +67,14 @@ class Verification:
 
     instances: np.ndarray  # int64 [K]: the ids that were checked
     estimated: np.ndarray  # float64 [K], or [Q, K]: their scores
-    actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
+    actual: np.ndarray  # same shape: the true changes, computed by counterfactual runs
     drawn: np.ndarray  # bool [K]: drawn at random; the others were added for their extreme scores
-    tau: float  # Kendall's: how right the order of those drawn is
-    interval: tuple[float, float]  # of tau, 95 %: wide where few instances were drawn
-    tau_of_all: float  # the same with the extremes
-    spearman: float  # the correlation of the ranks of those drawn
-    slope: float  # actual per estimated, of all: 1 is the right size
-    jaccard: float  # the overlap of the extremes, 0 to 1
+    tau: float  # Kendall's tau: how well the scores rank the randomly drawn instances
+    interval: tuple[float, float]  # 95 % confidence interval of tau; wide if few were drawn
+    tau_of_all: float  # tau over all checked instances, including those with extreme scores
+    spearman: float  # Spearman's rank correlation over the randomly drawn instances
+    slope: float  # regression slope of actual on estimated changes; 1 means the same magnitude
+    jaccard: float  # Jaccard index of the most extreme estimated and actual changes, 0 to 1
     sentence: str  # what this means for the use of the scores
 
     def __repr__(self) -> str:
@@ -323,23 +323,23 @@ def _judge(tau: float, interval: tuple[float, float]) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class LinearDatamodelingScore:
-    """Scores beside true changes without random subsets. Made by `Run.lds`.
+    """The summed scores of random subsets compared with the true changes. Made by `Run.lds`.
 
     value is Spearman's correlation of the estimated with the actual changes, over the subsets: 1
     where the sums of scores rank the subsets as retraining does. For several queries it is the mean
     of their correlations. It is nan if no subset changes the query.
     """
 
-    subsets: tuple[np.ndarray, ...]  # the ids that each run lacked
+    subsets: tuple[np.ndarray, ...]  # the ids left out of each run
     estimated: np.ndarray  # float64 [M], or [Q, M]: the sum of the scores of each subset
-    actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
+    actual: np.ndarray  # same shape: the true changes, computed by counterfactual runs
     value: float  # 1 if the sums of scores rank the subsets as retraining does
-    interval: tuple[float, float]  # of the value, 95 %
+    interval: tuple[float, float]  # 95 % confidence interval of the value
     by_query: np.ndarray  # float64 [Q], or []: the correlation for each query
 
     @property
     def sentence(self) -> str:
-        """The value in words."""
+        """A sentence that describes the value."""
         share = len(self.subsets[0])
         return (
             f"Linear datamodeling score {self.value:.2f} (95 % confidence interval "

@@ -82,7 +82,7 @@ class DrossCallback(Callback):
     # --- before training --------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Ask for the training loader, to see which instances it draws."""
+        """Request the training loader, in order to observe which instances it draws."""
         if stage != "fit":
             return
         if trainer.world_size > 1:
@@ -102,7 +102,7 @@ class DrossCallback(Callback):
         self._patch(source, "dataloader", noted)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The optimizer and a checkpoint's state are there; no step is taken yet."""
+        """Called when the optimizer is ready and a checkpoint is loaded, before the first step."""
         if len(trainer.optimizers) != 1:
             raise NotSupported(
                 f"The module has {len(trainer.optimizers)} optimizers, but dross supports only one."
@@ -194,7 +194,7 @@ class DrossCallback(Callback):
         followed(outputs["loss"] if isinstance(outputs, dict) else outputs, 1 / self._size)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """The gradient of the batch is there: it waits for a step."""
+        """Called when the gradient of a batch is computed; it is held until the optimizer's step."""
         if self._open is not None and pl_module.automatic_optimization:
             stack, _ = self._open
             self._open = None
@@ -203,12 +203,12 @@ class DrossCallback(Callback):
     # --- after it ---------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Let the tape end a segment here, so that it can be rewound to this checkpoint."""
+        """End the current segment of the tape, so that it can be rewound to this checkpoint."""
         if self.recorder is not None and not self.recorder.pending:
             self.recorder.save()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep every step that was taken."""
+        """Save every step taken before the exception."""
         if self._open is not None:
             stack, _ = self._open
             self._open = None
@@ -248,7 +248,7 @@ class DrossCallback(Callback):
         return load(self.path, self._replayed(module), self._collated(loader), self._loss)
 
     def loss_of(self, loader: Any) -> Query:
-        """The mean loss over the instances of a loader: a query of one number."""
+        """The mean loss over the instances of a loader, as a scalar query."""
         return mean_loss(self._collated(loader))
 
     @property

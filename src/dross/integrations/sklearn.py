@@ -317,7 +317,7 @@ class _Cleaning(ABC):
 
 
 class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    """Any classifier of scikit-learn, fitted on data that dross has cleaned.
+    """Any scikit-learn classifier, fitted on data that dross has cleaned.
 
     `fit(X, y)` examines the label of every row with out-of-fold predictions, removes or relabels
     what the recommended plan says, and fits the estimator on the result. Where no plan is
@@ -386,7 +386,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
 
 
 class CleaningRegressor(_Cleaning, RegressorMixin, MetaEstimatorMixin, BaseEstimator):
-    """Any regressor of scikit-learn, fitted on data that dross has cleaned.
+    """Any scikit-learn regressor, fitted on data that dross has cleaned.
 
     Everything is as in `CleaningClassifier`, except `classes_`; the default estimator is Ridge().
     """

@@ -62,7 +62,7 @@ class DrossCallback(Callback):
         self.seed = seed
 
     def initialize(self) -> "DrossCallback":
-        """Forget an earlier training."""
+        """Discard the state of an earlier training run."""
         self.recorder_: Recorder | None = None
         self._followed: LossHandle | None = None
         self._patches = ExitStack()  # undoes what this callback changes in the net
@@ -181,7 +181,7 @@ class DrossCallback(Callback):
         return load(self.path, self._net.module_, self.source_, InstanceLosses(self._net))
 
     def loss_of(self, X: Any, y: Any) -> Query:
-        """The mean loss of the criterion over data: a query of one number."""
+        """The mean value of the criterion over the data, as a scalar query."""
         loader = self._net.get_iterator(self._net.get_dataset(X, y), training=False)
         return mean_loss(Collated(loader.dataset, loader.collate_fn, _split))
 

@@ -235,22 +235,22 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """How many steps are recorded; after a resume, how many of the loop's steps to skip."""
+        """Number of recorded steps; after a resume, the number of steps for the loop to skip."""
         return self._tape.steps
 
     @property
     def pending(self) -> int:
-        """How many micro-batches wait for a step of the optimizer."""
+        """Number of micro-batches accumulated since the last optimizer step."""
         return self._watch.pending
 
     @property
     def skipped(self) -> int:
-        """How many steps a GradScaler has skipped since this recorder was made."""
+        """Number of steps that a GradScaler has skipped since the recorder was created."""
         return self._watch.skipped
 
     @contextmanager
     def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:
-        """Yields one loss per instance of the batch [B], ready for backward().
+        """Yield the loss of each instance of the batch [B], ready for backward().
 
         Arguments:
             ids: the instances' ids [B].
@@ -272,7 +272,7 @@ class Recorder:
     def observe(
         self, ids: Any, x: Any, y: Any, *, epoch: int | None = None
     ) -> Iterator[LossHandle]:
-        """Follow a loop that computes its own loss, as trainers do.
+        """Record a loop that computes its own loss, as trainers do.
 
             with recorder.observe(ids, x, y) as watch:
                 loss = F.cross_entropy(model(x), y)
@@ -346,7 +346,7 @@ class Recorder:
         return Batch(x, y, c, seed=mix_seeds(loop.seed, step, place, MODEL_STREAM)), ids
 
     def save(self) -> None:
-        """Write every step so far to the disk, and begin a new segment with the next one.
+        """Write all steps so far to disk, and begin a new segment with the next step.
 
         A trainer calls it when it saves a checkpoint: the tape can be rewound to such a place.
         """
@@ -397,7 +397,7 @@ class Recorder:
     def clipping(
         self, *, max_norm: float | None = None, value: float | None = None
     ) -> Iterator[list[Tensor]]:
-        """Record a clip that other code does inside, such as a trainer's own.
+        """Record gradient clipping that other code performs inside, such as a trainer.
 
             with recorder.clipping(max_norm=1.0):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -457,7 +457,7 @@ class Recorder:
         self._watch.average = watch
 
     def close(self) -> None:
-        """Write what is still open and mark the tape complete.
+        """Write the open segment and mark the tape complete.
 
         Raises:
             InvalidInput: if nothing was recorded.

@@ -76,7 +76,7 @@ def check_keep(keep: object) -> None:
 
 @dataclass(frozen=True)
 class EveryStep(Spacing):
-    """Keep the state before every step: the quickest retrace, and the most disk.
+    """Keep the state before every step: the fastest retrace, but the most disk space.
 
     A retrace reads every state and replays no step.
     """
@@ -87,7 +87,7 @@ class EveryStep(Spacing):
         return True
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """As many steps as make a file of a convenient size."""
+        """The number of steps that gives a file of a convenient size."""
         return max(1, min(_MAX_SEGMENT_STEPS, _MAX_SEGMENT_BYTES // max(state_bytes, 1)))
 
 
@@ -131,7 +131,7 @@ class DefaultRetention(Checkpoints):
 
 @dataclass(frozen=True)
 class LastEpochs(Spacing):
-    """Keep only the last epochs of a run; a retrace then covers those.
+    """Keep only the last epochs of a run; a retrace then covers only these epochs.
 
     Arguments:
         epochs: how many of the last epochs are kept.
@@ -152,7 +152,7 @@ class LastEpochs(Spacing):
 
     @property
     def every_state(self) -> bool:
-        """As `inside` has it."""
+        """The value from `inside`."""
         return self.inside.every_state
 
     @property
@@ -161,7 +161,7 @@ class LastEpochs(Spacing):
         return self.epochs
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """As `inside` has it."""
+        """The value from `inside`."""
         return self.inside.length(first, planned, state_bytes)
 
 
@@ -207,7 +207,7 @@ class Budget(Keep):
         return min(self.bytes, _DEFAULT_MEMORY_BYTES) if self.in_memory is None else self.in_memory
 
     def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Spacing:
-        """Every step where all states fit; otherwise a spacing of checkpoints with which they do.
+        """Every step if all states fit; otherwise a checkpoint interval at which they fit.
 
         Raises:
             InvalidInput: the first and the last state and the list of instances do not fit.

@@ -262,7 +262,7 @@ def loss_of(
     count: Callable[[Any, dict[str, Tensor]], Any] | None = None,
     each: bool = False,
 ) -> Query:
-    """The loss on a dataset as Trainer.evaluate computes it: a query of one number.
+    """The loss on a dataset, as Trainer.evaluate computes it, as a scalar query.
 
     Every batch has the mean over its tokens (or examples), and counts by its examples.
 

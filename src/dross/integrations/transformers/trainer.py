@@ -29,7 +29,7 @@ ID = "dross_id"  # the column of the ids
 
 
 class RecordingMixin:
-    """What `recording` adds to a trainer.
+    """The methods and arguments that `recording` adds to a trainer.
 
         trainer = RecordingTrainer(model, args, train_dataset=train, path="runs/x")
         trainer.train()
@@ -212,7 +212,7 @@ class RecordingMixin:
     def loss_of(
         self: Any, dataset: Any = None, collator: Any = None, *, each: bool = False
     ) -> Query:
-        """The loss on a dataset, as `evaluate` computes it: a query of one number.
+        """The loss on a dataset, as `evaluate` computes it, as a scalar query.
 
         Arguments:
             dataset: by default the trainer's eval_dataset.
@@ -252,7 +252,7 @@ class _Listener(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model, the optimizer and a checkpoint's state are there; no step is taken yet."""
+        """Called when the model and the optimizer are ready, before the first step."""
         trainer = self.trainer
         settings = trainer._dross
         if resumes := state.global_step > 0:
@@ -441,7 +441,9 @@ def packing_refused(what: str) -> NotSupported:
 
 @cache
 def recording(trainer_class: type[Trainer]) -> Any:
-    """A class like this one that records its training: recording(SFTTrainer)(..., path="runs/x").
+    """Return a subclass of a trainer class that records its training.
+
+        recording(SFTTrainer)(..., path="runs/x")
 
     Arguments:
         trainer_class: transformers' Trainer, or any class made from it.
