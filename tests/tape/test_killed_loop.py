@@ -131,3 +131,27 @@ def test_a_slow_step_is_committed_at_once(tmp_path, copy_at_every_step, monkeypa
 
     monkeypatch.setattr(writer.TapeWriter, "make_room", look)
     train(p, tmp_path / "t", keep=dross.tape.Checkpoints(every=1000))
+
+
+@pytest.mark.parametrize("bad", [24, 25])
+def test_a_run_that_diverges_keeps_what_the_message_says(tmp_path, bad):
+    """The step has changed the optimizer's state, so the end of the open segment is not known."""
+    torch.manual_seed(0)
+    X = torch.randn(300, 10)
+    Y = torch.randint(0, 3, (300,))
+    model = torch.nn.Linear(10, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    options = {"path": tmp_path / "t", "keep": dross.tape.Checkpoints(every=8)}
+    with (
+        pytest.raises(dross.Diverged, match="complete up to step 24"),
+        dross.Recorder(model, "cross_entropy", optimizer, **options) as recorder,
+    ):
+        for t in range(60):
+            ids = torch.arange(30) + 30 * (t % 10)
+            with recorder.step(ids, X[ids], Y[ids]) as losses:
+                (losses.mean() * (float("nan") if t == bad else 1)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    tape = Tape(tmp_path / "t")
+    tape.check_files()
+    assert tape.steps == 24 and not tape.complete

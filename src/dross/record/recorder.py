@@ -537,4 +537,10 @@ class Recorder:
         average = self._watch.average
         if average is not None and not average.is_current:
             average = None  # its updates since the last step are not known
-        self._tape.finish(whole=whole, complete=complete, buffers=buffers, average=average)
+        self._tape.finish(
+            whole=whole,
+            complete=complete,
+            buffers=buffers,
+            before=self._watch.state_before_segment,
+            average=average,
+        )

@@ -296,6 +296,7 @@ class LoopTape:
         whole: bool,
         complete: bool,
         buffers: dict[str, Tensor] | None,
+        before: State | None = None,
         average: AverageWatch | None = None,
     ) -> None:
         """Write what is still open.
@@ -304,6 +305,7 @@ class LoopTape:
             whole: whether the last step is known from its beginning to its end.
             complete: whether the loop came to its end.
             buffers: of the model before micro-batches that no step followed, if there are any.
+            before: the state before the step that failed, where it opens a segment.
             average: the averaged model that is watched, if there is one.
         """
         if self.is_open and not self.steps:
@@ -313,6 +315,8 @@ class LoopTape:
             state = state if buffers is None else replace(state, buffers=buffers)
             record = None if average is None else average.record(self.binding)
             self.writer.finish(state, complete=complete, average=record)
+        elif self.is_open and type(self.writer) is TapeWriter:  # ranks may have failed apart
+            self.writer.finish_before_open(before)
         if complete and not self.steps:
             raise InvalidInput(
                 "Nothing was recorded, because the optimizer has taken no step. Call "

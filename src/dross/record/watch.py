@@ -525,6 +525,11 @@ class StepWatch:
             )
 
     @property
+    def state_before_segment(self) -> State | None:
+        """The state before the step that is being taken, where it opens a segment."""
+        return self._before if self.tape.is_open and self.tape.writer.opens_segment() else None
+
+    @property
     def buffers_before_pending(self) -> dict[str, Tensor] | None:
         """The model's buffers before the micro-batches that wait for a step, if there are any."""
         return self._buffers if self._pending else None

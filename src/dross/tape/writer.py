@@ -187,6 +187,20 @@ class TapeWriter:
         if before is not None and after_run is not None and before.file != after_run.file:
             self._remove([before.file])
 
+    def finish_before_open(self, start: State | None) -> None:
+        """Write all segments but the open one, whose last step has no known end.
+
+        start: the state before the open segment, if it has no step yet.
+        """
+        with suppress(DrossError):
+            self._poll(wait_for_it=True)
+        if self.open_steps:
+            start = self.open_steps[0][1]
+        if start is None or self.manifest.steps >= self.segment_start:  # a copy may be longer
+            return
+        self.open_steps = []
+        self._write_closed(start, commit=True)
+
     def discard(self) -> None:
         """Delete everything that was written here: a tape without steps is only in the way."""
         with suppress(DrossError):
