@@ -265,7 +265,7 @@ def test_validation_instances_are_decided_about_in_the_same_log(tmp_path):
     assert undone is not None and undone.part == "validation"
     assert (again.current("validation"), again.current()) == ({}, wanted[1])
     assert log.redo() is not None and again.current("validation") == wanted[0]
-    with pytest.raises(InvalidInput, match="'train' or 'validation', not 'test'"):
+    with pytest.raises(InvalidInput, match="'train' or 'validation' set, not 'test'"):
         log.record({1: ("keep", None)}, part="test")
 
 

@@ -228,7 +228,7 @@ def zipped(members):
 def test_a_small_file_with_a_huge_content_is_refused(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(BOMBS[name](bytes(70 << 20)))
-    message = r"its content is larger than 67 MB, the most that .* from a file of"
+    message = r"its content is larger than 67 MB, the limit for a file of"
     with pytest.raises(InvalidInput, match=message):
         prepare(Request(str(path), "kind"))
 
@@ -237,7 +237,7 @@ def test_a_content_for_which_there_is_too_little_memory_is_refused(tmp_path, mon
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(write(tmp_path / "t.csv").read_bytes()))
     monkeypatch.setattr(files, "free_memory", lambda: 800)
-    with pytest.raises(InvalidInput, match=r"larger than 100 bytes, .* with the memory that is"):
+    with pytest.raises(InvalidInput, match=r"larger than 100 bytes, .* with the memory currently"):
         prepare(Request(str(path), "kind"))
 
 

@@ -113,7 +113,7 @@ def test_groups_of_a_test_file_that_models_know_are_counted(patients, tmp_path):
     data = prepare(Request(path, "label", test=test, group="patient"))
     shared = int(rest["patient"].isin(set(half["patient"])).sum())
     assert shared
-    expected = f"{shared} of {len(rest)} test rows have a value of 'patient'"
+    expected = f"{shared} of {len(rest)} test rows share a value of 'patient'"
     assert any(expected in note for note in data.notes)
 
 

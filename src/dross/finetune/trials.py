@@ -32,7 +32,7 @@ from .tuner import ERROR, LOSS, Tuner
 
 _KINDS = {  # of plans
     "harmful": "remove the {count:,} most harmful",
-    "unlikely": "remove the {count:,} with the highest loss before fine-tuning",
+    "unlikely": "remove the {count:,} whose loss before fine-tuning was highest",
 }
 _SHARES = (0.03, 0.1, 0.2)  # of the training set that plans leave out
 _FINALISTS = 2  # plans that are tried with more seeds
