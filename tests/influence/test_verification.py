@@ -372,3 +372,9 @@ def test_scores_of_another_number_of_values_are_refused(case):
         InvalidInput, match="query has 3 values, but the scores have one value: they"
     ):
         run.verify(one, [0, 1])
+
+
+def test_a_reversed_order_is_named():
+    """Another library's scores may have the other sign."""
+    assert "Negate" in _judge(-0.95, (-0.98, -0.88))[0]
+    assert "Negate" not in _judge(-0.3, (-0.6, 0.1))[0]

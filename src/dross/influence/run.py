@@ -98,7 +98,8 @@ class Run:
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             step: take the model after that many steps instead of the last.
-            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
+            weights: "average" takes the averaged weights (`Recorder.watch_average`) instead of the
+                model's.
 
         Returns:
             float64 [], or [Q] for a query of Q values.
@@ -155,7 +156,8 @@ class Run:
                 them makes this call and gets the scores.
             sharded: let each of these ranks hold only its shard of the states, of the optimizer's
                 memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
-            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
+            weights: "average" takes the averaged weights (`Recorder.watch_average`) instead of the
+                model's.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values; nan where no
@@ -278,7 +280,8 @@ class Run:
             epochs: the groups are removed from only this many of the last epochs; by default from
                 all that the tape keeps. The run begins with the recorded model before these.
             step: take the models after that many steps instead of the last.
-            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
+            weights: "average" takes the averaged weights (`Recorder.watch_average`) instead of the
+                model's.
             n_jobs: spread the runs over processes; -1 is one per core. A joblib.parallel_config
                 around the call does the same, over a cluster as well. Every worker opens the tape.
             folder: keep finished runs there; the same call continues with them later.
@@ -314,7 +317,8 @@ class Run:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             instances: the ids of K instances; all of them by default.
             step: take the model after that many steps instead of the last.
-            weights: "average" takes the averaged weights (`Recorder.average`) instead of the model's.
+            weights: "average" takes the averaged weights (`Recorder.watch_average`) instead of the
+                model's.
             removal, epochs, n_jobs, folder: as for `counterfactual`. `epochs` says from which
                 epochs the instances are removed.
 

@@ -39,6 +39,10 @@ _VERDICTS = (
     ),
     (float("-inf"), "the scores do not describe this run; do not act on them"),
 )
+_REVERSED = (
+    "the order is reversed: a score estimates the query without the instance minus the query with "
+    "it. Negate these scores; do not act on them as they are"
+)
 _UNCLEAR = "these are too few to tell whether the scores describe this run; do not act on them yet"
 
 
@@ -290,6 +294,10 @@ def _sentence(check: Verification, known: np.ndarray) -> str:
         return "The run used none of these instances, so there is nothing to check."
     checked = f"Checked by retraining without each of {say_count(count, 'instance')}:"
     if not np.isfinite(check.tau):
+        if count == 1:
+            return f"{checked} a single instance has no order. Check at least 2."
+        if np.ptp(check.estimated[..., known]) == 0:
+            return f"{checked} their scores are all equal, so their order cannot be judged."
         return f"{checked} their removal has no measurable effect, so the scores cannot be judged."
     of_sample = ""
     of_all = ""
@@ -313,6 +321,8 @@ def _judge(tau: float, interval: tuple[float, float]) -> tuple[str, bool]:
     That scores are wrong needs support, too: it is not said if the interval reaches up to 0.5.
     """
     low, high = interval
+    if high < -_VERDICTS[-2][0]:
+        return _REVERSED, False
     verdict_of = lambda value: next(verdict for least, verdict in _VERDICTS if value >= least)
     partly = _VERDICTS[-2][0]
     roughly = _VERDICTS[-3][0]

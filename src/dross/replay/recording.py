@@ -345,9 +345,15 @@ def _check_same_settings(
     for what, value in passed.items():
         recorded = getattr(manifest, what)
         if recorded != value:
+            if what != "loss":
+                how = ("with", "without") if recorded else ("without", "with")
+                raise InputChanged(
+                    f"The run was recorded {how[0]} `{what}`, but is opened {how[1]} it. Pass the "
+                    "same arguments as during training."
+                )
             raise InputChanged(
-                f"The run was recorded with {what}={recorded}, but is opened with {what}={value}. "
-                "Pass the value that was used during training."
+                f"The run was recorded with the loss {recorded}, but is opened with {value}. Pass "
+                "the loss that was used during training."
             )
 
 
