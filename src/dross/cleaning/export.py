@@ -31,7 +31,7 @@ _LISTED = ("id", "source", "label", "decision", "new label", "score", "predictio
 
 @dataclass(frozen=True)
 class Exported:
-    """What `dross.export` wrote.
+    """The result of `dross.export`.
 
     Attributes:
         cleaned: the cleaned copy: a file, or a folder of images.

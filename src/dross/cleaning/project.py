@@ -127,7 +127,7 @@ class Project:
 
     @property
     def request(self) -> Request:
-        """What the project was made from."""
+        """The data and options that the project was made from."""
         return self.info.request.located(self.folder)
 
     @property

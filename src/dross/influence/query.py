@@ -78,7 +78,7 @@ class Query:
         return _combine(values, self.added)
 
     def evaluate_many(self, objective: Objective, states: State) -> Tensor:
-        """The query's values at K states, all at once where the model allows it.
+        """The query's values at K states, computed together if the model allows it.
 
         Arguments:
             objective: of the run.

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many steps the run has taken."""
+        """Number of steps that the run has taken."""
         return self.recording.tape.steps
 
     @property

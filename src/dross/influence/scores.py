@@ -50,13 +50,13 @@ class Scores:
     labels see `Run.margins`; docs/explain/harm-or-mislabeled.md compares the two.
     """
 
-    values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan where never used
+    values: np.ndarray  # float64 [N], or [Q, N] for a vector query; nan if never used
     by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; values is their nansum
     query: Query  # the query whose change is estimated
     query_value: np.ndarray | None = None  # float64 [], or [Q]: the query's value for the model
     weights: str = MODEL  # "model" or "average": the weights on which the query was computed
     first_epoch: int = 0  # the epoch that by_epoch begins with
-    step: int = 0  # after how many steps the model was queried
+    step: int = 0  # the number of steps after which the model was queried
     hessian: bool = True  # False if the Hessian term was left out
     details: dict[str, Any] = field(default_factory=dict)  # details of the retrace or the estimator
 

@@ -157,7 +157,7 @@ class LastEpochs(Spacing):
 
     @property
     def last_epochs(self) -> int | None:
-        """How many epochs are kept."""
+        """Number of epochs that are kept."""
         return self.epochs
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
