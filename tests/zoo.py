@@ -178,7 +178,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 #: They move buffers by code of their own, which scores treat as constants
 BUFFER_MODELS: dict[str, Callable[[], nn.Module]] = {
     "centered": lambda: Centred(in_place=True),
-    "centred_anew": lambda: Centred(in_place=False),
+    "centered_anew": lambda: Centred(in_place=False),
     "queue": Queue,
 }
 

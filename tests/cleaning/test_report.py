@@ -25,7 +25,7 @@ def text_of(markup):
 
 def read_table(page, kind):
     """The rows of a table, the head first: lists of texts."""
-    table = re.search(rf'<table class="{kind}">.*?</table>', page, flags=re.S)
+    table = re.search(rf'<table class="{kind}(?: stacked)?">.*?</table>', page, flags=re.S)
     assert table, kind
     rows = re.findall(r"<tr.*?</tr>", table.group(), flags=re.S)
     cell = r"<t[hd].*?</t[hd]>"

@@ -40,5 +40,5 @@ def test_ids_that_are_no_instances():
     assert check_ids(torch.tensor([2, 0]), 3, "Ids").tolist() == [2, 0]
     with pytest.raises(InvalidInput, match="Ids must be between 0 and 2; found 3"):
         check_ids([0, 3], 3, "Ids")
-    with pytest.raises(InvalidInput, match="Ids must be integers, not float64"):
+    with pytest.raises(InvalidInput, match="Ids must be integers, not floating-point numbers"):
         check_ids([0.5], 3, "Ids")
