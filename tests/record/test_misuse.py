@@ -308,3 +308,65 @@ def test_a_recorder_that_was_refused_has_nothing_to_save(tmp_path):
         dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "taken")
     assert caught.traceback  # which keeps the recorder alive until the interpreter ends
     recorder._save_all()
+
+
+def loop_with_batch_norm(folder, steps, between=lambda model, t: None, **options):
+    """A loop of a user's own, with something that is done before each step."""
+    torch.manual_seed(0)
+    X = torch.randn(60, 6)
+    Y = torch.arange(60) % 3
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options |= {"path": folder, "data": (X, Y)}
+    with dross.Recorder(model, "cross_entropy", optimizer, **options) as recorder:
+        for t in range(recorder.steps, steps):
+            between(model, t)
+            ids = torch.arange(20) + 20 * (t % 3)
+            with recorder.step(ids, X[ids], Y[ids]) as losses:
+                losses.mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return recorder, X
+
+
+def test_validation_in_train_mode_is_refused_at_the_next_step(tmp_path):
+    def validate(model, t):
+        if t == 4:
+            with torch.no_grad():
+                model(torch.ones(5, 6))
+
+    with pytest.raises(dross.NotSupported, match=r"'1\.\w+' changed before step 4.*model\.eval"):
+        loop_with_batch_norm(tmp_path / "t", 8, validate)
+
+
+def test_validation_in_eval_mode_is_fine(tmp_path):
+    def validate(model, t):
+        model.eval()
+        model(torch.ones(5, 6))
+        model.train()
+
+    recorder, X = loop_with_batch_norm(tmp_path / "t", 8, validate)
+    scores = recorder.run().influence(dross.mean_loss((X[:5], torch.arange(5) % 3)))
+    assert scores.values.any()
+
+
+def test_a_checkpoint_that_is_loaded_after_the_resume_is_refused_at_once(tmp_path):
+    checkpoint = {}
+
+    def keep(model, t):
+        if t == 3:
+            checkpoint.update({name: value.clone() for name, value in model.state_dict().items()})
+
+    def stop(model, t):
+        keep(model, t)
+        if t == 6:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        loop_with_batch_norm(tmp_path / "t", 9, stop)
+    load = lambda model, t: model.load_state_dict(checkpoint) if t == 6 else None
+    with (
+        pytest.warns(dross.DrossWarning, match="continues at step 6"),
+        pytest.raises(dross.NotSupported, match=r"before step 6.*loading a checkpoint"),
+    ):
+        loop_with_batch_norm(tmp_path / "t", 9, load, resume=True)

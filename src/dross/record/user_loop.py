@@ -79,6 +79,7 @@ class LoopTape:
         self.orders: Orders | None = None if earlier is None else earlier.orders
         #: the hyperparameters of the first and the last step on a tape that is continued
         self._earlier_hyperparams: tuple[np.ndarray, np.ndarray] | None = None
+        self._restored: Tensor | None = None  # theta, until the first step after a resume
 
     @property
     def steps(self) -> int:
@@ -120,9 +121,18 @@ class LoopTape:
         state = tape.end_state().map(lambda t: t.to(loop.device))
         binding = TorchBinding(loop.model, loop.optimizer, layout, pure)
         binding.write(state, slots=bool(manifest.steps))
+        self._restored = state.theta if manifest.steps else None
         if manifest.steps:
             ends = (tape.step(tape.first), tape.step(manifest.steps - 1))
             self._earlier_hyperparams = (ends[0].hyperparams, ends[1].hyperparams)
+
+    def take_restored(self) -> Tensor | None:
+        """Theta as `restore` has left it, once; None where nothing was restored.
+
+        A loop that loads a checkpoint of its own after that does not continue the tape.
+        """
+        restored, self._restored = self._restored, None
+        return restored
 
     def _check_groups(self, layout: Layout) -> None:
         """Refuse an optimizer that trains other parameters than those on the tape."""

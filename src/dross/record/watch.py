@@ -91,6 +91,8 @@ class StepWatch:
         self._gradient: Tensor | None = None  # [p] of the step that the optimizer is taking
         self._next_rehearsal = 0  # not before this step: it costs a step
         self._after: Tensor | None = None  # theta as the last recorded step left it
+        # of the buffers that the forward pass updates, as the last recorded pass left them
+        self._versions: dict[str, tuple[int, int]] | None = None
         self.average: AverageWatch | None = None
 
     # --- before and after a forward pass ----------------------------------------------------------
@@ -162,6 +164,7 @@ class StepWatch:
     def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
         """A micro-batch whose gradient waits for a step. Yields where its weights are put."""
         before = self._begin(batch)
+        self._versions = None
         weights = np.zeros(len(ids))
         self.inside = True
         self._stepped = self._skipping = False
@@ -186,6 +189,7 @@ class StepWatch:
                 "backward() was not called on the losses of this batch, so the batch does not "
                 "contribute to any step. Call it inside the `with` block."
             )
+        self._versions = self._read_versions()
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
@@ -195,12 +199,14 @@ class StepWatch:
         self._check_same_cast(cast)
         binding = self.tape.binding
         writer = self.tape.writer
+        self._check_buffers()
         buffers = binding.layout.read_buffers(self.loop.model)
         self.poll_average()
         if self._pending:
             return buffers
         if self._after is None:
-            self._after = binding.read_theta()
+            restored = self.tape.take_restored()
+            self._after = binding.read_theta() if restored is None else restored
         read = cache(lambda: binding.read(theta=self._after))  # the end of one is the next's start
         writer.make_room(self._epoch, read)
         self._before = read() if writer.wants_state() else None
@@ -522,6 +528,25 @@ class StepWatch:
                 f"The model's parameters were changed before step {self.tape.steps} by something "
                 "other than the optimizer (clamping, averaging, loading a checkpoint). Close the "
                 "recorder first, or do not change the parameters while recording."
+            )
+
+    def _read_versions(self) -> dict[str, tuple[int, int]]:
+        """What changes whenever a buffer of the forward pass does, without reading its numbers."""
+        present = dict(self.loop.model.named_buffers())
+        names = self.tape.binding.layout.moving_buffers
+        return {name: (id(present[name]), present[name]._version) for name in names}
+
+    def _check_buffers(self) -> None:
+        """Refuse buffers that changed between two recorded passes, as in validation in train mode."""
+        if self._versions is None:
+            return
+        now = self._read_versions()
+        changed = [name for name, version in self._versions.items() if now[name] != version]
+        if changed:
+            raise NotSupported(
+                f"The buffer '{changed[0]}' changed before step {self.tape.steps}, outside of the "
+                "recorded batches: the model was called in train mode, for example to validate it. "
+                "Call model.eval() before validation and model.train() after it."
             )
 
     @property
