@@ -238,8 +238,9 @@ def check_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any, t: int) -
     if ids.min() > 0 and is_returned_for(ids - 1):
         raise InvalidInput(f"The ids of step {t} begin at 1. {IDS_BEGIN_AT_0}")
     raise NotSupported(
-        f"The batch of step {t} does not match what the dataset returns for its ids. Record the "
-        f"inputs exactly as the dataset returns them. {MOVE_TO_AUGMENT}"
+        f"The batch of step {t} does not match what the dataset returns for its ids. The ids must "
+        "be the indices of its instances in the dataset, and inputs and labels must be recorded "
+        f"exactly as the dataset returns them. {MOVE_TO_AUGMENT}"
     )
 
 

@@ -279,8 +279,9 @@ class Recording:
                     )
                 raise InputChanged(
                     f"At step {segment.first} the dataset returns different inputs or labels than "
-                    "during training. Pass the same dataset and augment, without your own random "
-                    "transforms: an instance must be the same every time."
+                    "during training. Pass the same dataset and augment. The recorded ids must be "
+                    "the indices of the instances in this dataset, and it must return an instance "
+                    "unchanged every time, without random transforms."
                 )
         return segment
 
