@@ -160,7 +160,7 @@ def test_tables_in_files_are_returned_as_frames(little, album):
     project = dross.Project.open(little)
     cleaned = project.cleaned(remove=6)
     assert len(cleaned) == 114 and "kind" in cleaned.columns and cleaned["size"].dtype == float
-    with pytest.raises(InvalidInput, match="images in a folder"):
+    with pytest.raises(InvalidInput, match="folder of images"):
         dross.Project.open(album).cleaned(remove=2)
 
 

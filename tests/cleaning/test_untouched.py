@@ -264,7 +264,10 @@ def test_decisions_are_not_written_through_a_link(little, make):
     theirs = little.parent / "theirs.sqlite"
     theirs.write_bytes(b"")
     getattr(little / "decisions.sqlite", make)(theirs)
-    with pytest.raises(DrossError, match=r"decisions\.sqlite cannot be used: it is a (hard )?link"):
+    with pytest.raises(
+        DrossError,
+        match=r"decisions\.sqlite cannot be used: it is (a link|one of several hard links)",
+    ):
         Project.open(little).decisions.record({3: ("keep", None)})
     assert theirs.read_bytes() == b""
 
