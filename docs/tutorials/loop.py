@@ -33,7 +33,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * 19)
 loader = DataLoader(dross.data.indexed(train_set), batch_size=32, shuffle=True)
 
-recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
+recorder = dross.Recorder(
+    model, "cross_entropy", optimizer, path="runs/mine", data=train_set  # checks ids and inputs
+)
 for epoch in range(8):
     for ids, inputs, targets in loader:
         with recorder.step(ids, inputs, targets, epoch=epoch) as losses:
