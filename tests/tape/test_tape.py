@@ -181,5 +181,5 @@ def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path, monkey
         model, drifting, p.loss, optimizer, path=tmp_path / "t", batches=p.batches, progress=False
     )
     drifting.offset = 1.0
-    with pytest.raises(InputChanged, match="must be the same every time"):
+    with pytest.raises(InputChanged, match="must return an instance unchanged every time"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
