@@ -34,7 +34,11 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * 19)
 loader = DataLoader(dross.data.indexed(train_set), batch_size=32, shuffle=True)
 
 recorder = dross.Recorder(
-    model, "cross_entropy", optimizer, path="runs/mine", data=train_set  # checks ids and inputs
+    model,
+    "cross_entropy",
+    optimizer,
+    path="runs/mine",
+    data=train_set,  # checks ids and inputs
 )
 for epoch in range(8):
     for ids, inputs, targets in loader:
